@@ -1,0 +1,218 @@
+"""YAML and ``--set`` in, one frozen :class:`Config` out; or every mistake at once, before any work."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from xltrain.config.schema import Config, Problem, Section
+from xltrain.errors import UsageError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as a person reads it.
+
+    PyYAML follows YAML 1.1, where `1e-4` is text, `010` is eight and `1:30` is ninety. Here numbers are decimal
+    (a leading zero changes nothing), an exponent needs no dot, and `1:30` stays text, which a numeric key refuses.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012 (shadows the parent's table on purpose)
+
+
+_NUMBER = r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?\d[\d_]*$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(rf"^(?:{_NUMBER}(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$"),
+    list("yYnNtTfFoO"),
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int",
+    lambda loader, node: int(str(loader.construct_scalar(node)).replace("_", "")),  # type: ignore[arg-type]
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    seen: dict[Any, int] = {}
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            line = key_node.start_mark.line + 1
+            raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice (line {line})", None)
+        seen[key] = key_node.start_mark.line
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data from YAML text; raises ``yaml.YAMLError``."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration file and apply ``a.b=c`` overrides, later ones last.
+
+    Raises:
+        UsageError: with every mistake of the file and of the overrides, one line each.
+    """
+    path = Path(path)
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such configuration file (working directory {Path.cwd()})") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder; give a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: the file must hold sections such as 'corpus:', not {type(data).__name__}")
+    problems = _apply_overrides(data, overrides)
+    config, found = validate(data)
+    problems += found
+    if problems or config is None:
+        raise UsageError(_report(path, problems))
+    return config
+
+
+def validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+    """Build the configuration, or list what is wrong with it.
+
+    Sections are checked one by one, so that a mistake in one does not hide a mistake in another.
+    """
+    problems: list[Problem] = []
+    for name in data:
+        if name not in Config.model_fields:
+            problems.append((str(name), _unknown(str(name), Config)))
+    sections: dict[str, Section] = {}
+    for name, field in Config.model_fields.items():
+        kind = field.annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, Section)
+        value = data.get(name)
+        if value is not None and not isinstance(value, dict):
+            problems.append((name, f"{value!r} is not allowed; a section holds keys, one per line and indented"))
+            continue
+        try:
+            sections[name] = kind.model_validate(value or {})
+        except ValidationError as error:
+            problems += [_explain(name, kind, detail) for detail in error.errors()]
+        else:
+            problems += [(f"{name}.{key}", text) for key, text in sections[name].problems()]
+    if len(sections) < len(Config.model_fields):
+        return None, problems
+    config = Config(**sections)
+    return config, problems + config.problems()
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML, every key written out."""
+    return yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    problems: list[Problem] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        parts = [part.strip() for part in key.split(".")]
+        if not equals or not all(parts):
+            problems.append((f"--set {override}", "must have the form section.key=value"))
+            continue
+        if len(parts) == 1:
+            problems.append((f"--set {override}", f"'{parts[0]}' names no key; write section.key=value"))
+            continue
+        try:
+            value = parse_yaml(text)
+        except yaml.YAMLError as error:
+            problems.append((f"--set {override}", f"the value is not valid YAML: {_one_line(error)}"))
+            continue
+        place: Any = data
+        for part in parts[:-1]:
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
+            if not isinstance(place, dict):
+                problems.append((f"--set {override}", f"'{part}' is a value, not a section"))
+                break
+        else:
+            place[parts[-1]] = value
+    return problems
+
+
+def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Problem:
+    location = [str(part) for part in detail["loc"]]
+    dotted = ".".join([section, *location])
+    owner, value = _owner(kind, location), detail["input"]
+    if detail["type"] == "extra_forbidden":
+        return dotted, _unknown(location[-1], owner)
+    if detail["type"] == "missing":
+        field = owner.model_fields[location[-1]]
+        return dotted, f"is missing ({(field.description or '').rstrip('.')})"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    hint = ""
+    if isinstance(value, str) and detail["type"].startswith(("int_", "float_")):
+        hint = ", written like 1000 or 1e-4"
+    elif detail["type"] == "string_type":
+        hint = "; put it in quotes"
+    elif detail["type"] == "list_type":
+        hint = ", such as [a.txt, b.txt]"
+    return dotted, f"{value!r} is not allowed: {message}{hint}"
+
+
+def _owner(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
+    """The section that the last part of ``location`` belongs to."""
+    for part in location[:-1]:
+        field = kind.model_fields.get(part)
+        if field is None:
+            break
+        for candidate in (field.annotation, *get_args(field.annotation)):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                kind = candidate
+    return kind
+
+
+def _unknown(name: str, kind: type[BaseModel]) -> str:
+    known = list(kind.model_fields)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"no such key; did you mean '{near[0]}'?"
+    elsewhere = [
+        f"{section}.{name}"
+        for section, field in Config.model_fields.items()
+        if kind is not field.annotation
+        and isinstance(field.annotation, type)
+        and name in getattr(field.annotation, "model_fields", {})
+    ]
+    if elsewhere:
+        return f"no such key; did you mean '{elsewhere[0]}'?"
+    return f"no such key; allowed here: {', '.join(known)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _report(path: Path, problems: Sequence[Problem]) -> str:
+    if len(problems) == 1:
+        return f"{path}: {problems[0][0]}: {problems[0][1]}"
+    lines = [f"{path}: {len(problems)} mistakes"]
+    return "\n".join(lines + [f"  {key}: {text}" for key, text in problems])

@@ -1,0 +1,330 @@
+"""Every section and key of a run's configuration, its default and its meaning.
+
+The string under a field is its documentation: ``xltrain`` messages and ``docs/configuration.md`` are made from it.
+A section is frozen after loading; nothing in the program changes it.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _refuse_bool(value: object) -> object:
+    # pydantic reads true as 1; a person who wrote `warmup_steps: yes` did not mean one step.
+    if isinstance(value, bool):
+        raise ValueError("a number is needed here, not yes/no")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_refuse_bool)]
+Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+Count = Annotated[Int, Field(ge=1)]
+Length = Annotated[Int, Field(ge=0)]
+Probability = Annotated[Float, Field(ge=0.0, lt=1.0)]
+
+Problem = tuple[str, str]  # (dotted key, what is wrong and what to do)
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, documented under each field, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+    def problems(self) -> list[Problem]:
+        """Faults that show only when several keys of this section are read together."""
+        return []
+
+
+class RunConfig(Section):
+    """Where a run lives and what makes it repeatable."""
+
+    name: str = Field("run", min_length=1)
+    """Name of the run, for logs and for the default output folder."""
+    output_dir: str | None = None
+    """Folder of the run's files; `runs/NAME` when not given."""
+    seed: Length = 1234
+    """Seed of everything that is drawn at random: initialisation, dropout, targets, orders, document shuffling."""
+
+    @property
+    def folder(self) -> str:
+        return self.output_dir or f"runs/{self.name}"
+
+
+class CorpusConfig(Section):
+    """The raw text."""
+
+    train: list[str] = Field(min_length=1)
+    """UTF-8 text files or globs to train on."""
+    validation: list[str] = []
+    """Files or globs for validation during training; none: no validation."""
+    test: list[str] = []
+    """Files or globs for a final evaluation with `eval-ppl --split test`."""
+    document_separator: Literal["blank_line", "line", "file"] = "blank_line"
+    """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`."""
+    cache_dir: str = ".xltrain"
+    """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
+
+
+class TokenizerConfig(Section):
+    """How text becomes ids."""
+
+    kind: Literal["sentencepiece", "char"] = "sentencepiece"
+    """`sentencepiece`: subwords; `char`: one id per character, line ends included, alphabet sorted by code point."""
+    path: str | None = None
+    """An existing tokenizer file (`.model` of sentencepiece, `.json` of char); none: train one on `corpus.train`."""
+    vocab_size: Count | None = None
+    """Size of the vocabulary. sentencepiece: 8,000 when not given. char: counted on the text when not given."""
+    model_type: Literal["unigram", "bpe"] = "unigram"
+    """Algorithm of a trained sentencepiece model."""
+    character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
+    """Share of the training text's characters that the vocabulary covers; the rest become `<unk>`."""
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
+    """Normalisation rule of a trained sentencepiece model; `_cf` also folds case."""
+    user_defined_symbols: list[str] = ["<eop>"]
+    """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
+    max_sentences: Count = 1_000_000
+    """At most this many lines, drawn at random, are used to train the vocabulary."""
+
+    def problems(self) -> list[Problem]:
+        found = []
+        controls = {"<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>"}
+        for symbol in self.user_defined_symbols:
+            if not symbol.strip():
+                found.append(("user_defined_symbols", f"{symbol!r} is empty; remove it"))
+            elif symbol in controls:
+                found.append(("user_defined_symbols", f"{symbol!r} is already a control symbol; remove it"))
+            elif symbol[0] in "'\"" or (symbol[-1] in "'\"" and len(symbol) > 1):
+                found.append(("user_defined_symbols", f"{symbol!r} has quotes in its name; write it without them"))
+            elif any(character.isspace() for character in symbol):
+                found.append(("user_defined_symbols", f"{symbol!r} contains white space; a symbol cannot"))
+        twice = {symbol for symbol in self.user_defined_symbols if self.user_defined_symbols.count(symbol) > 1}
+        found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
+        if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
+            found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
+        return found
+
+
+class SegmentsConfig(Section):
+    """How the token stream is cut."""
+
+    seq_len: Count = 128
+    """Tokens per segment (T)."""
+    mem_len: Length = 128
+    """Positions of earlier segments that each layer remembers (M); 0: no memory."""
+    shuffle_documents: bool = False
+    """Put the documents into a new random order every epoch; off: the order of the files, every epoch."""
+    cross_documents: bool = True
+    """Whether text may see the document before it; off: attention and memory stop at document boundaries."""
+
+
+class InitConfig(Section):
+    """How weights start."""
+
+    std: Float = Field(0.02, gt=0.0)
+    """Standard deviation of the normal distribution that embeddings, matrices and attention biases are drawn from."""
+
+
+class ModelConfig(Section):
+    """The one stack that serves every objective (design.md, section 3)."""
+
+    num_layers: Count = 6
+    """Layers (L)."""
+    d_model: Count = 256
+    """Width of the residual stream (D); even, since half of a position's code is sines and half cosines."""
+    num_heads: Count = 4
+    """Attention heads (N)."""
+    head_dim: Count | None = None
+    """Width of a head (H); `d_model / num_heads` when not given."""
+    d_inner: Count | None = None
+    """Width of the feed-forward layer; `4 * d_model` when not given."""
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+    """Activation of the feed-forward layer; `gelu_tanh` is the approximation of the original XLNet code."""
+    dropout: Probability = 0.1
+    """Dropout on embeddings, positions, sublayer outputs, inside the feed-forward layer, and last hidden states."""
+    attention_dropout: Probability = 0.1
+    """Dropout on attention probabilities."""
+    tie_position_bias: bool = False
+    """One pair of position biases u, v for all layers, rather than one per layer."""
+    clamp_len: Length = 0
+    """Distances beyond this count as this; 0: no clamping."""
+    same_length: bool = False
+    """Let every query see exactly `mem_len` keys, itself included (causal objective only)."""
+    norm_position: Literal["post", "pre"] = "post"
+    """LayerNorm after each sublayer's residual sum (the papers), or before each sublayer."""
+    norm_eps: Float = Field(1e-12, gt=0.0)
+    """Epsilon of LayerNorm (1e-12 in XLNet, 1e-5 in the PyTorch Transformer-XL)."""
+    scale_embeddings: bool = False
+    """Multiply embeddings by sqrt(d_model), as Transformer-XL does and XLNet does not."""
+    tie_embeddings: bool = True
+    """Use the embedding table as the softmax weights."""
+    segment_embeddings: bool = False
+    """Relative segment embeddings (XLNet); they act only where a segment has parts."""
+    init: InitConfig = InitConfig()
+    """How weights start."""
+    attention_backend: Literal["auto", "math", "sdpa"] = "auto"
+    """`math`: plain matrix products; `sdpa`: torch's fused kernels; `auto`: sdpa on CUDA, math elsewhere."""
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def inner_width(self) -> int:
+        return self.d_inner or 4 * self.d_model
+
+    def problems(self) -> list[Problem]:
+        found = []
+        if self.d_model % 2:
+            found.append(("d_model", f"{self.d_model} is odd; it must be even (sines and cosines in equal number)"))
+        if self.head_dim is None and self.d_model % self.num_heads:
+            found.append(
+                (
+                    "num_heads",
+                    f"{self.num_heads} does not divide d_model {self.d_model}; choose one that does, or give head_dim",
+                )
+            )
+        return found
+
+
+class ObjectiveConfig(Section):
+    """What is predicted from what: an objective is an order (design.md, section 2)."""
+
+    name: Literal["causal", "permutation"] = "permutation"
+    """`causal`: every next token (Transformer-XL); `permutation`: sampled targets, in a sampled order (XLNet)."""
+    predict_fraction: Float = Field(1 / 6, gt=0.0, le=1.0)
+    """Share of a segment's tokens that are targets (permutation); XLNet predicts one in six."""
+    num_predict: Count | None = None
+    """Number of targets per segment, instead of a fraction."""
+    max_span: Count = 5
+    """Targets are chosen as spans of 1 to this many words, with probability proportional to 1/length."""
+
+    def targets_per_segment(self, seq_len: int) -> int:
+        """P: how many tokens of a segment of ``seq_len`` are predicted."""
+        if self.name == "causal":
+            return seq_len
+        return self.num_predict or max(1, round(self.predict_fraction * seq_len))
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    name: Literal["adamw"] = "adamw"
+    """`adamw`: Adam with decoupled weight decay (fused where torch offers it)."""
+    lr: Float = Field(1e-3, gt=0.0)
+    """Peak learning rate."""
+    betas: tuple[Float, Float] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Float = Field(1e-6, gt=0.0)
+    """Added to the square root in the denominator."""
+    weight_decay: Float = Field(0.01, ge=0.0)
+    """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
+    clip_norm: Float = Field(1.0, ge=0.0)
+    """Largest norm of the whole gradient; 0: no clipping."""
+
+    def problems(self) -> list[Problem]:
+        return [("betas", f"{beta} must be at least 0 and below 1") for beta in self.betas if not 0.0 <= beta < 1.0]
+
+
+class ScheduleConfig(Section):
+    """How the learning rate moves. Step k (from 1) of a warm-up uses lr * k / warmup_steps."""
+
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
+    """Shape of the decay after the warm-up, down to the last step."""
+    warmup_steps: Length = 0
+    """Optimizer steps of linear warm-up. Too few, with a high rate, leave these models at the unigram entropy."""
+    min_lr_ratio: Float = Field(0.01, ge=0.0, le=1.0)
+    """Learning rate at the last step, as a share of the peak."""
+
+
+class TrainingConfig(Section):
+    """The loop."""
+
+    max_steps: Count = 1000
+    """Optimizer steps."""
+    batch_size: Count = 16
+    """Rows per process in one optimizer step."""
+    accumulate: Count = 1
+    """Micro-batches that the rows are split into, to save memory; the result does not change."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: matrix products in bfloat16; weights, softmax, loss and optimizer stay in fp32."""
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto`: CUDA when there, CPU otherwise."""
+
+    def problems(self) -> list[Problem]:
+        if self.batch_size % self.accumulate:
+            return [
+                ("accumulate", f"{self.accumulate} does not divide batch_size {self.batch_size}; choose one that does")
+            ]
+        return []
+
+
+class EvaluationConfig(Section):
+    """Validation during training, and the defaults of `eval-ppl`."""
+
+    every: Length = 500
+    """Steps between validations; 0: only at the end. The last step is always validated."""
+    batch_size: Count = 16
+    """Rows that are evaluated at once; it does not change the result."""
+    max_tokens: Length = 0
+    """Validate on at most this many tokens of the validation text; 0: on all."""
+
+
+class CheckpointConfig(Section):
+    """What is kept of a run."""
+
+    every: Length = 500
+    """Steps between checkpoints; 0: only at the end. The last step is always saved."""
+    keep: Count = 3
+    """Number of checkpoints kept; the oldest goes first."""
+
+
+class LoggingConfig(Section):
+    """What is written about a run."""
+
+    every: Count = 50
+    """Steps between lines of `metrics.jsonl` and, without a terminal, of the log."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    corpus: CorpusConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    segments: SegmentsConfig = SegmentsConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    def problems(self) -> list[Problem]:
+        """Faults that show only when several sections are read together."""
+        found = []
+        segments, model, objective = self.segments, self.model, self.objective
+        if model.same_length and objective.name != "causal":
+            found.append(("model.same_length", f"it needs objective.name causal, not {objective.name}"))
+        if model.same_length and segments.mem_len == 0:
+            found.append(("model.same_length", "it needs segments.mem_len above 0: that is the number of keys seen"))
+        if objective.num_predict is not None and objective.num_predict > segments.seq_len:
+            found.append(
+                (
+                    "objective.num_predict",
+                    f"{objective.num_predict} exceeds segments.seq_len {segments.seq_len}; choose at most that",
+                )
+            )
+        if self.schedule.warmup_steps > self.training.max_steps:
+            found.append(
+                (
+                    "schedule.warmup_steps",
+                    f"{self.schedule.warmup_steps} exceeds training.max_steps {self.training.max_steps}; lower it",
+                )
+            )
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for YAML and JSON."""
+        return self.model_dump(mode="json")

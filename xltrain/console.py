@@ -1,0 +1,65 @@
+"""What a person sees while xltrain works. Everything here goes to standard error; standard output is for results."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+# Without a terminal a silent phase looks like a hang, so a plain line is printed at least this often.
+SECONDS_BETWEEN_LINES = 15.0
+
+
+def say(message: str) -> None:
+    """Print one plain line, above a progress bar if one is on screen."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        tqdm.write(message, file=sys.stderr)
+    else:
+        print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Print one line that asks for attention."""
+    say(f"WARNING: {message}")
+
+
+def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> Any:
+    """A tqdm bar on a terminal; on anything else an object with the same methods that draws nothing."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=initial,
+        unit=unit,
+        desc=description,
+        unit_scale=unit != "step",
+        dynamic_ncols=True,
+        smoothing=0.1,
+        disable=not sys.stderr.isatty(),
+        file=sys.stderr,
+    )
+
+
+def progress(items: Iterable[Item], *, total: int, unit: str, description: str) -> Iterator[Item]:
+    """Yield ``items``, with a bar on a terminal and a plain line now and then elsewhere."""
+    last = time.monotonic()
+    with bar(total=total, unit=unit, description=description) as shown:
+        for done, item in enumerate(items, start=1):
+            yield item
+            shown.update(1)
+            if shown.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                say(f"{description}: {done:,} of {total:,} {unit}s ({done / max(total, 1):.0%})")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``42s``, ``3m05s``, ``2h11m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,174 @@
+"""From corpus files to a token store: built once, found again by its fingerprint."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.data.corpus import Counts, Document, digest, find_files, read_documents, read_lines
+from xltrain.data.store import FORMAT, SplitWriter, Store
+from xltrain.data.tokenizer import Tokenizer, describe, read_tokenizer, train_characters, train_sentencepiece
+from xltrain.errors import UsageError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A store, and whether it was there already."""
+
+    store: Store
+    reused: bool
+
+
+def prepare(config: Config) -> Prepared:
+    """The store of this configuration's corpus and tokenizer, built if it does not exist.
+
+    Raises:
+        UsageError: for missing, empty or undecodable files, and vocabularies that the text cannot give.
+    """
+    files = corpus_files(config)
+    root = Path(config.corpus.cache_dir).expanduser()
+    mark = fingerprint(config, files)
+    folder = root / f"store-{mark}"
+    if (folder / "manifest.json").is_file():
+        console.say(f"reusing the token store {folder}")
+        return Prepared(Store.open(folder), reused=True)
+    root.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(root)
+    building = Path(tempfile.mkdtemp(prefix=f"building-{os.getpid()}-", dir=root))
+    try:
+        _build(building, config, files, mark)
+        try:
+            building.rename(folder)
+        except OSError:  # another process has just finished the same store
+            if not (folder / "manifest.json").is_file():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    console.say(f"wrote the token store {folder}")
+    return Prepared(Store.open(folder), reused=False)
+
+
+def corpus_files(config: Config) -> dict[str, list[Path]]:
+    """The files of every split that the configuration names."""
+    patterns = {name: getattr(config.corpus, name) for name in SPLITS}
+    return {name: find_files(given, key=f"corpus.{name}") for name, given in patterns.items() if given}
+
+
+def fingerprint(config: Config, files: dict[str, list[Path]]) -> str:
+    """Changes with any byte of the corpus or tokenizer and with any setting that changes an id; with nothing else."""
+    tokenizer = config.tokenizer.model_dump(mode="json")
+    if config.tokenizer.path is not None:  # an existing tokenizer: its bytes matter, how one is trained does not
+        path = Path(config.tokenizer.path).expanduser()
+        if not path.is_file():
+            raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
+        tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path)}
+    elif config.tokenizer.kind == "char":
+        tokenizer = {"kind": "char", "vocab_size": config.tokenizer.vocab_size}
+    else:
+        tokenizer["seed"] = config.run.seed
+    content = {
+        "format": FORMAT,
+        "files": {name: [digest(path) for path in paths] for name, paths in files.items()},
+        "document_separator": config.corpus.document_separator,
+        "tokenizer": tokenizer,
+    }
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _build(folder: Path, config: Config, files: dict[str, list[Path]], mark: str) -> None:
+    for name, paths in files.items():
+        _require_text(name, paths)
+    tokenizer = make_tokenizer(config, files["train"])
+    for file_name, data in tokenizer.files().items():
+        (folder / file_name).write_bytes(data)
+    splits = {}
+    for name, paths in files.items():
+        counts = Counts()
+        writer = SplitWriter(folder, name, tokenizer)
+        documents = read_documents(
+            _announced(paths, f"tokenising {name}"), separator=config.corpus.document_separator, counts=counts
+        )
+        splits[name] = writer.write(documents, counts)
+        if name == "train":
+            writer.unigram.tofile(folder / "unigram")
+    manifest = {
+        "fingerprint": mark,
+        "format": FORMAT,
+        "dtype": SplitWriter(folder, "train", tokenizer).dtype.name,
+        "tokenizer": describe(tokenizer),
+        "splits": splits,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
+    """Read or train the tokenizer that the configuration asks for."""
+    wanted = config.tokenizer
+    if wanted.path is not None:
+        found = read_tokenizer(Path(wanted.path).expanduser())
+        if found.kind != wanted.kind:
+            raise UsageError(f"tokenizer.kind: {wanted.kind} does not fit {wanted.path}, which is a {found.kind} file")
+        if wanted.vocab_size not in (None, found.vocab_size):
+            raise UsageError(
+                f"tokenizer.vocab_size: {wanted.vocab_size:,} does not fit {wanted.path}, which has "
+                f"{found.vocab_size:,} pieces; correct it, or leave it out"
+            )
+        return found
+    lines = (line for path in _announced(paths, "reading for the vocabulary") for line in read_lines(path))
+    if wanted.kind == "char":
+        if config.corpus.document_separator == "line":
+            lines = (line.rstrip("\n") for line in lines)
+        return train_characters(lines, vocab_size=wanted.vocab_size)
+    console.say("training the sentencepiece vocabulary")
+    return train_sentencepiece(
+        lines,
+        vocab_size=wanted.vocab_size or 8000,
+        model_type=wanted.model_type,
+        character_coverage=wanted.character_coverage,
+        normalization=wanted.normalization,
+        user_defined_symbols=wanted.user_defined_symbols,
+        max_sentences=wanted.max_sentences,
+        seed=config.run.seed,
+    )
+
+
+def _require_text(name: str, paths: list[Path]) -> None:
+    if not any(line.strip() for path in paths for line in read_lines(path)):
+        listed = ", ".join(map(str, paths))
+        raise UsageError(f"corpus.{name}: {listed} contains no text")
+
+
+def _announced(paths: Iterable[Path], description: str) -> Iterator[Path]:
+    paths = list(paths)
+    return console.progress(paths, total=len(paths), unit="file", description=description)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove what a killed preparation left behind; a live one is left alone."""
+    for path in root.glob("building-*-*"):
+        number = path.name.split("-")[1]
+        if number.isdigit() and not _alive(int(number)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def documents_of(config: Config, paths: list[Path], counts: Counts) -> Iterator[Document]:
+    """Documents of files that are not part of the store, split as the run's corpus is."""
+    return read_documents(paths, separator=config.corpus.document_separator, counts=counts)

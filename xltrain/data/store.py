@@ -1,0 +1,164 @@
+"""The token store: ids on disk, memory-mapped, with the ends of documents and the counts of the text."""
+
+import json
+from array import array
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xltrain.data.corpus import Counts, Document
+from xltrain.data.tokenizer import Tokenizer, load_tokenizer
+from xltrain.errors import UsageError
+
+FORMAT = 1
+BATCH_CHARACTERS = 4_000_000
+"""Text that is encoded at once; bounds the memory of preparation."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The tokens of one split.
+
+    tokens: (tokens,) ids, every document followed by <eod>.
+    ends: (documents,) where each document ends, its <eod> included.
+    counts: documents, lines, bytes, characters, words, tokens (without <eod>), unknown.
+    """
+
+    name: str
+    tokens: np.ndarray
+    ends: np.ndarray
+    counts: dict[str, int]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def num_documents(self) -> int:
+        return int(self.ends.shape[0])
+
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.ends, prepend=0)
+
+    def first(self, tokens: int) -> "Split":
+        """The whole documents within the first ``tokens`` tokens, or the first document if that is longer."""
+        keep = max(1, int(np.searchsorted(self.ends, tokens, side="right")))
+        ends = self.ends[:keep]
+        return Split(self.name, self.tokens[: ends[-1]], ends, self.counts)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A finished store in ``folder``."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        return cls(folder, json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+
+    @property
+    def fingerprint(self) -> str:
+        return self.manifest["fingerprint"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.manifest["tokenizer"]["vocab_size"]
+
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder)
+
+    def has(self, name: str) -> bool:
+        return name in self.manifest["splits"]
+
+    def split(self, name: str) -> Split:
+        tokens = np.memmap(self.folder / f"{name}.tokens", dtype=self.manifest["dtype"], mode="r")
+        ends = np.memmap(self.folder / f"{name}.ends", dtype=np.int64, mode="r")
+        return Split(name, tokens, ends, self.manifest["splits"][name])
+
+    def unigram(self) -> np.ndarray:
+        """(V,) how often each id occurs in the training text."""
+        return np.fromfile(self.folder / "unigram", dtype=np.int64)
+
+
+def storage_type(vocab_size: int) -> np.dtype[Any]:
+    """16 bits where every id fits, 32 above."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
+class SplitWriter:
+    """Encodes documents and appends them to the files of a split."""
+
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer) -> None:
+        self.folder, self.name, self.tokenizer = folder, name, tokenizer
+        self.dtype = storage_type(tokenizer.vocab_size)
+        self.unigram = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+
+    def write(self, documents: Iterable[Document], counts: Counts) -> dict[str, int]:
+        """Write all documents; returns the counts that the manifest keeps."""
+        ends = array("q")
+        total = 0
+        with (self.folder / f"{self.name}.tokens").open("wb") as file:
+            for batch in _batches(documents):
+                ids, sizes = encode_documents(self.tokenizer, batch)
+                self.unigram += np.bincount(ids, minlength=self.tokenizer.vocab_size)
+                ends.extend((total + np.cumsum(sizes)).tolist())
+                total += len(ids)
+                ids.astype(self.dtype).tofile(file)
+        if total == 0:
+            raise UsageError(f"corpus.{self.name} contains no text")
+        with (self.folder / f"{self.name}.ends").open("wb") as file:
+            ends.tofile(file)
+        return split_counts(counts, ids=self.unigram, tokenizer=self.tokenizer)
+
+
+def split_counts(counts: Counts, *, ids: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
+    """Counts of text and, from how often each id occurs, of tokens."""
+    tokens = int(ids.sum()) - counts.documents
+    return asdict(counts) | {"tokens": tokens, "unknown": int(ids[tokenizer.unk])}
+
+
+def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of documents, each followed by <eod>, end to end; and the size of each."""
+    encoded = tokenizer.encode([line for document in documents for line in document.lines])
+    ids = array("q")
+    sizes = np.empty(len(documents), dtype=np.int64)
+    line = 0
+    for number, document in enumerate(documents):
+        before = len(ids)
+        for line_ids in encoded[line : line + len(document.lines)]:
+            ids.extend(line_ids)
+        line += len(document.lines)
+        ids.append(tokenizer.eod)
+        sizes[number] = len(ids) - before
+    return np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64), sizes
+
+
+def split_in_memory(name: str, documents: Iterable[Document], counts: Counts, tokenizer: Tokenizer) -> Split:
+    """A split of text that is not part of the run's corpus, for evaluation."""
+    parts, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for batch in _batches(documents):
+        ids, lengths = encode_documents(tokenizer, batch)
+        parts.append(ids)
+        sizes.append(lengths)
+    tokens = np.concatenate(parts)
+    unigram = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    found = split_counts(counts, ids=unigram, tokenizer=tokenizer)
+    return Split(name, tokens, np.cumsum(np.concatenate(sizes)), found)
+
+
+def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += sum(map(len, document.lines))
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,153 @@
+"""The token stream cut into rows, and rows into segments that continue one another.
+
+Row b of B is a contiguous run of the (epoch's) text; segment t of a row starts where its segment t-1 ended. Where a
+stream stands is two integers, so a saved position needs nothing else.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xltrain.data.store import Split
+from xltrain.errors import UsageError
+
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """B rows of T tokens.
+
+    tokens: (B, T) ids; 0 after the end of a row's text.
+    length: (B,) how many of them are text.
+    next_token: (B,) the token after the last one; -1 where the row's text ends.
+    document: (B, T) number of each token's document; a document's closing <eod> belongs to it.
+    next_document: (B,) document of ``next_token``.
+    fresh: (B,) bool, true where the row does not continue what it read before.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    next_token: Tensor
+    document: Tensor
+    next_document: Tensor
+    fresh: Tensor
+
+    def rows(self, start: int, stop: int) -> "Segment":
+        return self._each(lambda tensor: tensor[start:stop])
+
+    def to(self, device: torch.device) -> "Segment":
+        if device.type == "cuda":
+            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Any) -> "Segment":
+        return replace(self, **{name: change(getattr(self, name)) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream stands: the next segment to read."""
+
+    epoch: int = 0
+    segment: int = 0
+
+
+class TrainingStream:
+    """Endless segments of B rows.
+
+    Every epoch, the documents (in file order, or reshuffled by (seed, epoch)) are laid end to end and cut into
+    ``total_rows`` equal runs; a remainder shorter than a segment per row is left out of that epoch.
+
+    Args:
+        split: the text.
+        total_rows: B over all processes.
+        first_row, rows: which of them this process reads.
+        seq_len: T.
+        shuffle: reshuffle documents every epoch.
+        seed: of the shuffling.
+
+    Raises:
+        UsageError: if the text is shorter than one segment per row.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        total_rows: int,
+        seq_len: int,
+        shuffle: bool,
+        seed: int,
+        first_row: int = 0,
+        rows: int | None = None,
+    ) -> None:
+        self.split, self.total_rows, self.seq_len = split, total_rows, seq_len
+        self.shuffle, self.seed = shuffle, seed
+        self.first_row, self.rows = first_row, total_rows if rows is None else rows
+        self.row_len = split.num_tokens // total_rows
+        self.segments_per_epoch = (self.row_len - 1) // seq_len
+        if self.segments_per_epoch < 1:
+            needed, has = total_rows * (seq_len + 1), split.num_tokens
+            raise UsageError(
+                f"{split.name}: needs at least {needed:,} tokens ({total_rows} rows x (seq_len {seq_len} + 1)), "
+                f"this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
+            )
+        self._epoch = -1
+        self._order = np.zeros(0, dtype=np.int64)
+        self._ends = np.zeros(0, dtype=np.int64)
+
+    @property
+    def unused_per_epoch(self) -> int:
+        """Tokens of an epoch that are in no segment."""
+        return self.split.num_tokens - self.total_rows * self.segments_per_epoch * self.seq_len
+
+    def read(self, position: Position) -> tuple[Segment, Position]:
+        """The segment at ``position`` and the position after it."""
+        self._enter(position.epoch)
+        count = self.seq_len
+        tokens = np.empty((self.rows, count + 1), dtype=np.int64)
+        document = np.empty((self.rows, count + 1), dtype=np.int64)
+        for row in range(self.rows):
+            start = (self.first_row + row) * self.row_len + position.segment * count
+            tokens[row], document[row] = self._window(start, count + 1)
+        segment = Segment(
+            tokens=torch.from_numpy(tokens[:, :-1].copy()),
+            length=torch.full((self.rows,), count),
+            next_token=torch.from_numpy(tokens[:, -1].copy()),
+            document=torch.from_numpy(document[:, :-1].copy()),
+            next_document=torch.from_numpy(document[:, -1].copy()),
+            fresh=torch.full((self.rows,), position.segment == 0),
+        )
+        following = Position(position.epoch, position.segment + 1)
+        if following.segment == self.segments_per_epoch:
+            following = Position(position.epoch + 1, 0)
+        return segment, following
+
+    def _enter(self, epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        if self.shuffle:
+            generator = np.random.default_rng((self.seed, epoch))
+            self._order = generator.permutation(self.split.num_documents)
+            self._ends = np.cumsum(self.split.lengths()[self._order])
+        else:
+            self._ends = self.split.ends
+
+    def _window(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` tokens of this epoch's text from ``start``, and their documents."""
+        places = np.arange(start, start + count)
+        document = np.searchsorted(self._ends, places, side="right")
+        if not self.shuffle:
+            return self.split.tokens[start : start + count].astype(np.int64), document
+        tokens = np.empty(count, dtype=np.int64)
+        for number in range(document[0], document[-1] + 1):
+            inside = document == number
+            source = self._order[number]
+            begin = self.split.ends[source] - (self._ends[number] - places[inside][0])
+            tokens[inside] = self.split.tokens[begin : begin + inside.sum()]
+        return tokens, document

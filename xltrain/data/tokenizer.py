@@ -1,0 +1,278 @@
+"""Text to ids and back: sentencepiece with XLNet's special ids, or single characters."""
+
+import io
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from xltrain.errors import UsageError
+
+SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+"""The first pieces of every vocabulary trained here, at ids 0..8, as XLNet has them."""
+
+CONTROLS = SPECIALS[1:8]
+
+_LONGEST_SENTENCE = 4000  # bytes; sentencepiece leaves longer ones out of its training, above 4,192
+
+
+class Tokenizer(Protocol):
+    """What the rest of the program knows of a tokenizer."""
+
+    kind: str
+    vocab_size: int
+    unk: int
+    eod: int
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Ids of each line. No id of a control symbol ever comes from text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def piece(self, token: int) -> str: ...
+
+    def files(self) -> dict[str, bytes]:
+        """Name and content of what to write so that :func:`load_tokenizer` finds it again."""
+        ...
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model; lines are encoded one by one, so a line end is no id.
+
+    Raises:
+        UsageError: if ``model`` is no sentencepiece model, or has neither ``<eod>`` nor ``</s>``.
+    """
+
+    kind = "sentencepiece"
+    file_name = "spiece.model"
+
+    def __init__(self, model: bytes, *, source: str = "spiece.model") -> None:
+        import sentencepiece
+
+        try:
+            self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise UsageError(f"{source}: not a sentencepiece model") from None
+        self.model = model
+        self.vocab_size: int = self.processor.get_piece_size()
+        self.unk: int = self.processor.unk_id()
+        ids = {piece: self.processor.piece_to_id(piece) for piece in ("<eod>", "</s>")}
+        known = [number for number in ids.values() if number != self.unk]
+        if not known:
+            raise UsageError(f"{source}: has neither <eod> nor </s>, which mark the end of a document; train one here")
+        self.eod: int = known[0]
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        return self.processor.encode([line.rstrip("\n") for line in lines], num_threads=-1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.processor.decode([int(number) for number in ids])
+
+    def piece(self, token: int) -> str:
+        return self.processor.id_to_piece(token)
+
+    def files(self) -> dict[str, bytes]:
+        return {self.file_name: self.model}
+
+
+class CharTokenizer:
+    """One id per character, line ends included: the nine special pieces, then the alphabet by code point."""
+
+    kind = "char"
+    file_name = "characters.json"
+
+    def __init__(self, alphabet: str) -> None:
+        self.alphabet = alphabet
+        self.vocab_size = len(SPECIALS) + len(alphabet)
+        self.unk, self.eod = SPECIALS.index("<unk>"), SPECIALS.index("<eod>")
+        self._ids = {character: number for number, character in enumerate(alphabet, start=len(SPECIALS))}
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        find, unknown = self._ids.get, self.unk
+        return [[find(character, unknown) for character in line] for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.piece(number) for number in ids)
+
+    def piece(self, token: int) -> str:
+        return SPECIALS[token] if token < len(SPECIALS) else self.alphabet[token - len(SPECIALS)]
+
+    def files(self) -> dict[str, bytes]:
+        text = json.dumps({"alphabet": self.alphabet}, ensure_ascii=False)
+        return {self.file_name: text.encode("utf-8")}
+
+    @classmethod
+    def from_file(cls, data: bytes, *, source: str) -> "CharTokenizer":
+        try:
+            return cls(json.loads(data)["alphabet"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{source}: not a character vocabulary; it holds {{'alphabet': '...'}}") from None
+
+
+def load_tokenizer(folder: Path) -> SentencePieceTokenizer | CharTokenizer:
+    """The tokenizer whose files lie in ``folder``."""
+    for path in (folder / SentencePieceTokenizer.file_name, folder / CharTokenizer.file_name):
+        if path.is_file():
+            return read_tokenizer(path)
+    raise UsageError(f"{folder}: holds no tokenizer (spiece.model or characters.json)")
+
+
+def read_tokenizer(path: Path) -> SentencePieceTokenizer | CharTokenizer:
+    """A tokenizer from its file.
+
+    Raises:
+        UsageError: if the file is missing or of neither kind.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"tokenizer.path: {path} cannot be read ({error.strerror})") from None
+    if path.suffix == ".json":
+        return CharTokenizer.from_file(data, source=str(path))
+    return SentencePieceTokenizer(data, source=str(path))
+
+
+def train_characters(lines: Iterable[str], *, vocab_size: int | None) -> CharTokenizer:
+    """Every character of the text, or the most frequent ones if ``vocab_size`` leaves room for fewer.
+
+    Raises:
+        UsageError: if ``vocab_size`` is larger than the text gives, or leaves no room for any character.
+    """
+    counts: dict[str, int] = {}
+    for line in lines:
+        for character in line:
+            counts[character] = counts.get(character, 0) + 1
+    largest = len(counts) + len(SPECIALS)
+    if vocab_size is not None:
+        if vocab_size > largest:
+            raise UsageError(
+                f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {largest:,} "
+                f"({len(counts):,} characters and {len(SPECIALS)} special pieces); lower it, or leave it out"
+            )
+        if vocab_size <= len(SPECIALS):
+            raise UsageError(f"tokenizer.vocab_size: {vocab_size} leaves no room for characters; allow at least 10")
+        frequent = sorted(counts, key=lambda character: (-counts[character], character))
+        counts = dict.fromkeys(frequent[: vocab_size - len(SPECIALS)], 0)
+    return CharTokenizer("".join(sorted(counts)))
+
+
+def train_sentencepiece(
+    lines: Iterable[str],
+    *,
+    vocab_size: int,
+    model_type: str,
+    character_coverage: float,
+    normalization: str,
+    user_defined_symbols: Sequence[str],
+    max_sentences: int,
+    seed: int,
+) -> SentencePieceTokenizer:
+    """Train a model whose first nine pieces are :data:`SPECIALS`.
+
+    Long lines are cut into sentences of at most 4,000 bytes first, at spaces where there are any: sentencepiece would
+    leave them out.
+
+    Raises:
+        UsageError: if the text cannot give ``vocab_size`` pieces; it says how many are possible.
+    """
+    import sentencepiece
+
+    sentencepiece.set_random_generator_seed(seed)
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_sentences(lines),
+            model_writer=written,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            character_coverage=character_coverage,
+            normalization_rule_name=normalization,
+            control_symbols=list(SPECIALS[3:8]),
+            user_defined_symbols=list(user_defined_symbols),
+            input_sentence_size=max_sentences,
+            shuffle_input_sentence=True,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UsageError(_explain_training(str(error), vocab_size)) from None
+    return SentencePieceTokenizer(written.getvalue())
+
+
+def _explain_training(message: str, vocab_size: int) -> str:
+    if found := re.search(r"value <= (\d+)", message):
+        return (
+            f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {int(found[1]):,}; "
+            "lower it, or add text"
+        )
+    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return (
+            f"tokenizer.vocab_size: {vocab_size:,} is too small for the characters of this text: at least "
+            f"{int(found[1]):,}; raise it, or lower tokenizer.character_coverage"
+        )
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return "corpus.train contains no text"
+    return f"sentencepiece could not train the vocabulary: {' '.join(message.split())}"
+
+
+def _sentences(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.strip()
+        while len(text) > _LONGEST_SENTENCE // 4 and len(text.encode("utf-8")) > _LONGEST_SENTENCE:
+            cut = len(text.encode("utf-8")[:_LONGEST_SENTENCE].decode("utf-8", errors="ignore"))
+            space = text.rfind(" ", cut // 2, cut)
+            cut = space if space > 0 else cut
+            yield text[:cut]
+            text = text[cut:].lstrip()
+        if text:
+            yield text
+
+
+def starts_word(tokenizer: Tokenizer) -> np.ndarray:
+    """(V,) bool: tokens that begin a word, as XLNet's span masking asks.
+
+    These are pieces with a leading space mark, control symbols, punctuation, and pieces of scripts that are written
+    without spaces; every character where characters are the tokens.
+    """
+    if tokenizer.kind == "char":
+        return np.ones(tokenizer.vocab_size, dtype=bool)
+    pieces = (tokenizer.piece(token) for token in range(tokenizer.vocab_size))
+    return np.fromiter((_begins(piece) for piece in pieces), dtype=bool, count=tokenizer.vocab_size)
+
+
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "IDEOGRAPHIC")
+
+
+def _begins(piece: str) -> bool:
+    if piece.startswith(("▁", "<")) or not piece:
+        return True
+    first = piece[0]
+    return unicodedata.category(first)[0] in "PSZ" or unicodedata.name(first, "").startswith(_UNSPACED)
+
+
+def never_target(tokenizer: Tokenizer) -> np.ndarray:
+    """(V,) bool: control symbols, which no objective asks to predict at a masked place."""
+    found = np.zeros(tokenizer.vocab_size, dtype=bool)
+    for token in range(tokenizer.vocab_size):
+        if tokenizer.piece(token) in CONTROLS:
+            found[token] = True
+    return found
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a short text, line by line."""
+    encoded: list[list[int]] = tokenizer.encode(text.splitlines(keepends=True) or [""])
+    return [token for line in encoded for token in line]
+
+
+def describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of a tokenizer."""
+    return {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "unk": tokenizer.unk, "eod": tokenizer.eod}

@@ -1,0 +1,104 @@
+"""``eval-ppl``: a checkpoint and a text in, one table of numbers out."""
+
+from pathlib import Path
+from typing import Any
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.data.corpus import Counts, find_files
+from xltrain.data.prepare import documents_of
+from xltrain.data.store import Split, split_in_memory
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.distributed import find_place
+from xltrain.errors import UsageError
+from xltrain.evaluation.perplexity import Protocol, evaluate, report
+from xltrain.training.build import autocast, build_objective
+from xltrain.training.checkpoint import find_checkpoint
+
+MODES = ("stream", "document", "sliding")
+
+
+def eval_ppl(
+    source: Path,
+    *,
+    data: list[str],
+    split: str,
+    mode: str,
+    seq_len: int | None,
+    mem_len: int | None,
+    batch_size: int | None,
+    stride: int,
+    same_length: bool | None,
+    clamp_len: int | None,
+) -> dict[str, Any]:
+    """Evaluate; arguments as the command's options, None for what the run itself used.
+
+    Raises:
+        UsageError: for a checkpoint or text that cannot be used.
+    """
+    if mode not in MODES:
+        raise UsageError(f"--mode: {mode!r} is not allowed; choose {', '.join(MODES)}")
+    if split not in ("validation", "test"):
+        raise UsageError(f"--split: {split!r} is not allowed; choose validation or test")
+    checkpoint = find_checkpoint(source)
+    config = _adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
+    place = find_place(config.training.device)
+    tokenizer = checkpoint.tokenizer()
+    protocol = Protocol(
+        mode=mode,
+        seq_len=seq_len or config.segments.seq_len,
+        mem_len=0 if mode == "sliding" else config.segments.mem_len if mem_len is None else mem_len,
+        batch_size=batch_size or config.evaluation.batch_size,
+        stride=stride,
+    )
+    if mode == "sliding" and mem_len:
+        raise UsageError("--mem-len: sliding windows have no memory; leave it out, or choose --mode stream")
+    if mode == "sliding" and config.objective.name != "causal":
+        raise UsageError(f"--mode sliding scores next tokens; this run's objective is {config.objective.name}")
+    if stride > protocol.seq_len:
+        raise UsageError(f"--stride: {stride} exceeds the window of {protocol.seq_len} tokens")
+    if config.model.same_length and protocol.mem_len == 0:
+        raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
+    text = _read(config, tokenizer, data=data, split=split)
+    model = checkpoint.model(place.device, config)
+    result = evaluate(
+        model,
+        build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device),
+        text,
+        protocol,
+        new_memory=lambda rows: model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+        seed=config.run.seed,
+        device=place.device,
+        context=lambda: autocast(config.training.precision, place.device),
+    )
+    found = report(result, text, protocol, whole=config.objective.name == "causal")
+    if found["unknown_rate"] > 0.01:
+        console.warn(f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable")
+    if found["ppl"] > tokenizer.vocab_size:
+        console.warn(
+            f"perplexity {found['ppl']:,.0f} is worse than guessing among {tokenizer.vocab_size:,} tokens: "
+            "the model is untrained, or the tokenizer is not the one that it was trained with"
+        )
+    return {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name} | found
+
+
+def _adapted(config: Config, *, same_length: bool | None, clamp_len: int | None) -> Config:
+    changes = {"same_length": same_length, "clamp_len": clamp_len}
+    given = {key: value for key, value in changes.items() if value is not None}
+    if given.get("same_length") and config.objective.name != "causal":
+        raise UsageError(f"--same-length needs a causal model; this run's objective is {config.objective.name}")
+    return config.model_copy(update={"model": config.model.model_copy(update=given)})
+
+
+def _read(config: Config, tokenizer: Tokenizer, *, data: list[str], split: str) -> Split:
+    patterns, key = (data, "--data") if data else (getattr(config.corpus, split), f"corpus.{split}")
+    if not patterns:
+        raise UsageError(f"this run's configuration names no {key}; give the text with --data FILE")
+    files, counts = find_files(patterns, key=key), Counts()
+    name = ", ".join(map(str, files)) if data else split
+    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer)
+    if found.num_documents == 0:
+        raise UsageError(f"{key}: {', '.join(map(str, files))} contains no text")
+    if found.num_tokens < 2:
+        raise UsageError(f"{key}: {name} has only one token; perplexity needs two")
+    return found

@@ -1,0 +1,242 @@
+"""Relative attention (Transformer-XL, section 3.3; XLNet, section 2.6).
+
+Shapes: B rows, T segment length, M memory length, K = M + T keys, R query rows (the content rows first, if they are
+there, then rows at positions of their own), N heads, H head size, D model size, J distances.
+
+The score of row i on key j is ``(q_i + u)·k_j + (q_i + v)·W_r R(i - j)``, and ``(q_i + s)·segment(i, j)`` where a
+segment has parts. Distances are looked up by *shifting*: ``(q + v)`` meets all J distances in one product, and row i
+then takes the K columns that start at T - 1 - i.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from xltrain.model.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class View:
+    """What the rows of a layer may see, prepared once per forward and shared by the layers.
+
+    mask: (B, 1, R, K) 0 where visible, -inf where not; 0 everywhere in a row that sees nothing.
+    alive: (B, 1, R, 1) 0 for a row that sees nothing, 1 otherwise.
+    num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
+    starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
+    other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
+    """
+
+    mask: Tensor
+    alive: Tensor
+    num_content: int
+    starts: Tensor
+    seq_len: int
+    two_sided: bool
+    other_segment: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        visibility: Visibility,
+        *,
+        seq_len: int,
+        num_content: int,
+        two_sided: bool,
+        dtype: torch.dtype,
+        segments: tuple[Tensor, Tensor] | None = None,
+    ) -> "View":
+        """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
+        seen = visibility.dense()  # (B, R, K)
+        alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)  # (B, R, K)
+        mask = mask.masked_fill(~(seen | ~alive), float("-inf"))
+        other = None
+        if segments is not None:
+            rows, keys = segments
+            other = (rows[:, :, None] != keys[:, None, :])[:, None].to(dtype)  # (B, 1, R, K)
+        return cls(
+            mask=mask[:, None],  # (B, 1, R, K)
+            alive=alive[:, None].to(dtype),  # (B, 1, R, 1)
+            num_content=num_content,
+            starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
+            seq_len=seq_len,
+            two_sided=two_sided,
+            other_segment=other,
+        )
+
+
+class _RelativeShift(torch.autograd.Function):
+    """Pick, for every row, its K of the J distance scores, and add the mask: one pass, no index for content rows.
+
+    Content rows use that row i + 1 starts one column before row i, which a stride expresses. Where the table is
+    one-sided, a row's last columns run into the next row; these are future keys, which the mask hides.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:
+        # scores (B, N, R, J), mask (B, 1, R, K), starts (B, R - C)
+        scores = scores.contiguous()
+        rows, heads, total, width = scores.shape
+        keys = mask.shape[-1]
+        shifted = scores.new_empty(rows, heads, total, keys)  # (B, N, R, K)
+        mask = mask.to(scores.dtype)
+        if num_content:
+            picked = scores.as_strided(
+                (rows, heads, num_content, keys),
+                (heads * total * width, total * width, width - 1, 1),
+                scores.storage_offset() + seq_len - 1,
+            )  # (B, N, C, K)
+            torch.add(picked, mask[:, :, :num_content], out=shifted[:, :, :num_content])
+        index = starts.new_zeros(0)
+        if total > num_content:
+            index = starts[:, None, :, None] + torch.arange(keys, device=starts.device)  # (B, 1, R - C, K)
+            index = index.clamp(max=width - 1).expand(-1, heads, -1, -1)  # one-sided tables: future keys are hidden
+            picked = scores[:, :, num_content:].gather(3, index)  # (B, N, R - C, K)
+            torch.add(picked, mask[:, :, num_content:], out=shifted[:, :, num_content:])
+        ctx.save_for_backward(index)
+        ctx.sizes = (num_content, seq_len, width)
+        return shifted
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (index,) = ctx.saved_tensors
+        num_content, seq_len, width = ctx.sizes
+        rows, heads, total, keys = grad.shape
+        found = grad.new_zeros(rows, heads, total, width)  # (B, N, R, J)
+        if num_content and width == keys + seq_len - 1:
+            found.as_strided(
+                (rows, heads, num_content, keys),
+                (heads * total * width, total * width, width - 1, 1),
+                seq_len - 1,
+            ).copy_(grad[:, :, :num_content])
+        elif num_content:
+            # One-sided: column c of row i comes from key c - (T - 1 - i). Read row by row with a stride of K + 1; what
+            # is read too far left belongs to hidden keys of the row before, whose gradient is zero.
+            padded = functional.pad(grad[:, :, :num_content].flatten(2), (seq_len - 1, 0))  # (B, N, T - 1 + T * K)
+            block = padded.shape[-1]
+            found[:, :, :num_content] = padded.as_strided(
+                (rows, heads, num_content, width), (heads * block, block, keys + 1, 1), padded.storage_offset()
+            )
+        if total > num_content:
+            found[:, :, num_content:].scatter_add_(3, index, grad[:, :, num_content:])
+        return found, None, None, None, None
+
+
+def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
+    """The part of the scores that depends on position, with the mask in it.
+
+    Args:
+        query: (B, N, R, H) = (q + v), scaled.
+        distance_keys: (N, J, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`.
+
+    Returns:
+        (B, N, R, K)
+    """
+    scores = query @ distance_keys.transpose(1, 2)  # (B, N, R, J)
+    return _RelativeShift.apply(scores, view.mask, view.starts, view.num_content, view.seq_len)
+
+
+def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Softmax attention by plain matrix products; the softmax in fp32 whatever the precision of the rest.
+
+    Args:
+        query: (B, N, R, H) = (q + u), scaled.
+        key, value: (B, N, K, H).
+        bias: (B, N, R, K) added to the scores, -inf where hidden.
+        dropout: probability that an attention weight is dropped.
+
+    Returns:
+        (B, N, R, H)
+    """
+    rows, heads, total, width = query.shape
+    scores = torch.baddbmm(
+        bias.flatten(0, 1), query.reshape(-1, total, width), key.reshape(-1, key.shape[2], width).transpose(1, 2)
+    )  # (B*N, R, K)
+    weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = functional.dropout(weights, dropout).to(value.dtype)
+    return torch.bmm(weights, value.reshape(-1, value.shape[2], width)).view(rows, heads, total, width)
+
+
+def attend_sdpa(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """The same through ``torch.nn.functional.scaled_dot_product_attention``."""
+    bias = bias.to(query.dtype)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
+
+
+BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]] = {
+    "math": attend_math,
+    "sdpa": attend_sdpa,
+}
+
+
+def choose_backend(name: str, device: torch.device) -> str:
+    """``auto`` is sdpa on CUDA and math elsewhere, where torch's fused kernel has no gradient for the bias."""
+    if name == "auto":
+        return "sdpa" if device.type == "cuda" else "math"
+    return name
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention of R rows on M remembered and T present positions, keys and values computed once.
+
+    Args:
+        d_model: D.
+        num_heads: N.
+        head_dim: H; N * H need not equal D.
+        dropout: on attention weights.
+        backend: a key of ``BACKENDS``.
+    """
+
+    def __init__(self, *, d_model: int, num_heads: int, head_dim: int, dropout: float, backend: str) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.dropout, self.backend = num_heads, head_dim, dropout, backend
+        inner = num_heads * head_dim
+        self.query = nn.Linear(d_model, inner, bias=False)
+        self.key_value = nn.Linear(d_model, 2 * inner, bias=False)
+        self.distance = nn.Linear(d_model, inner, bias=False)
+        self.output = nn.Linear(inner, d_model, bias=False)
+
+    def forward(
+        self,
+        rows: Tensor,
+        keys: Tensor,
+        table: Tensor,
+        view: View,
+        *,
+        u: Tensor,
+        v: Tensor,
+        s: Tensor | None = None,
+        segment: Tensor | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            rows: (B, R, D).
+            keys: (B, K, D), memory first.
+            table: (J, D) sinusoids of the distances.
+            view: what the rows may see.
+            u, v, s: (N, H) biases of the query for content, position and segment.
+            segment: (2, N, H) vectors for the same and for another segment.
+
+        Returns:
+            (B, R, D)
+        """
+        heads, width = self.num_heads, self.head_dim
+        scale = width**-0.5
+        query = self.query(rows).unflatten(-1, (heads, width))  # (B, R, N, H)
+        key, value = self.key_value(keys).unflatten(-1, (2, heads, width)).permute(2, 0, 3, 1, 4)  # 2 x (B, N, K, H)
+        distance_keys = self.distance(table).unflatten(-1, (heads, width)).transpose(0, 1)  # (N, J, H)
+        for_content = ((query + u) * scale).transpose(1, 2)  # (B, N, R, H)
+        for_position = ((query + v) * scale).transpose(1, 2)  # (B, N, R, H)
+        bias = relative_bias(for_position, distance_keys, view)  # (B, N, R, K)
+        if view.other_segment is not None and s is not None and segment is not None:
+            by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)[..., None]  # (2, B, N, R, 1)
+            bias = bias + torch.lerp(by_segment[0], by_segment[1], view.other_segment.to(by_segment.dtype))
+        dropout = self.dropout if self.training else 0.0
+        mixed = BACKENDS[self.backend](for_content, key, value, bias, dropout)  # (B, N, R, H)
+        mixed = mixed * view.alive.to(mixed.dtype)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, R, D)

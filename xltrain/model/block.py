@@ -1,0 +1,97 @@
+"""One layer: attention and feed-forward, each with its residual sum and its norm."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from xltrain.model.attention import RelativeAttention, View
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh approximation of GELU, which the original XLNet code calls gelu."""
+    return functional.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": functional.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """Linear, activation, dropout, Linear, dropout."""
+
+    def __init__(self, *, d_model: int, d_inner: int, activation: str, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_inner)
+        self.outer = nn.Linear(d_inner, d_model)
+        self.activation, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.dropout(self.activation(self.inner(rows)))  # (B, R, I)
+        return self.dropout(self.outer(hidden))  # (B, R, D)
+
+
+class Layer(nn.Module):
+    """Rows in, rows out; keys and values come from memory and the content stream, never from query rows."""
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        d_inner: int,
+        activation: str,
+        dropout: float,
+        attention_dropout: float,
+        norm_position: str,
+        norm_eps: float,
+        backend: str,
+    ) -> None:
+        super().__init__()
+        self.pre_norm = norm_position == "pre"
+        self.attention = RelativeAttention(
+            d_model=d_model, num_heads=num_heads, head_dim=head_dim, dropout=attention_dropout, backend=backend
+        )
+        self.attention_norm = nn.LayerNorm(d_model, eps=norm_eps)
+        self.feed_forward = FeedForward(d_model=d_model, d_inner=d_inner, activation=activation, dropout=dropout)
+        self.feed_forward_norm = nn.LayerNorm(d_model, eps=norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        rows: Tensor,
+        content: Tensor,
+        memory: Tensor,
+        table: Tensor,
+        view: View,
+        *,
+        u: Tensor,
+        v: Tensor,
+        s: Tensor | None = None,
+        segment: Tensor | None = None,
+    ) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            rows: (B, R, D) rows to compute.
+            content: (B, T, D) this layer's input of the content stream.
+            memory: (B, M, D) this layer's input at earlier positions.
+            table, view, u, v, s, segment: see :class:`RelativeAttention`.
+
+        Returns:
+            (B, R, D)
+        """
+        keys = torch.cat([memory.to(content.dtype), content], dim=1) if memory.shape[1] else content  # (B, K, D)
+        biases = {"u": u, "v": v, "s": s, "segment": segment}
+        if self.pre_norm:
+            mixed = self.attention(self.attention_norm(rows), self.attention_norm(keys), table, view, **biases)
+            rows = rows + self.dropout(mixed)
+            return rows + self.feed_forward(self.feed_forward_norm(rows))
+        rows = self.attention_norm(rows + self.dropout(self.attention(rows, keys, table, view, **biases)))
+        return self.feed_forward_norm(rows + self.feed_forward(rows))

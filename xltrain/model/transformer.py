@@ -1,0 +1,247 @@
+"""The one stack that serves every objective: Transformer-XL and XLNet are two settings of it.
+
+Shapes: B rows, T segment length, M memory length, K = M + T, P predicted positions, N heads, H head size, D model size,
+V vocabulary, L layers.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from xltrain.model.attention import View
+from xltrain.model.block import Layer
+from xltrain.model.memory import Memory
+from xltrain.model.positions import distances, sinusoid
+from xltrain.model.softmax import Softmax
+from xltrain.model.visibility import Visibility
+
+Stream = Literal["content", "query"]
+
+
+class LanguageModel(nn.Module):
+    """Embedding, L layers with memory, softmax.
+
+    Args:
+        vocab_size: V.
+        query_stream: whether there is a second stream that knows a position but not its token (XLNet, section 2.4).
+        two_sided: whether a row can see keys after it; a causal model needs only half of the distances.
+        tie_position_bias: one u, v (and s) for all layers.
+        backend: attention backend, see :mod:`xltrain.model.attention`.
+        Other arguments: as the keys of the same names in the model section of a configuration.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        num_layers: int,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        d_inner: int,
+        activation: str = "gelu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        tie_position_bias: bool = False,
+        clamp_len: int = 0,
+        same_length: bool = False,
+        norm_position: str = "post",
+        norm_eps: float = 1e-12,
+        scale_embeddings: bool = False,
+        tie_embeddings: bool = True,
+        segment_embeddings: bool = False,
+        query_stream: bool = False,
+        two_sided: bool = False,
+        backend: str = "math",
+    ) -> None:
+        super().__init__()
+        self.d_model, self.num_layers, self.two_sided = d_model, num_layers, two_sided
+        self.clamp_len, self.same_length = clamp_len, same_length
+        self.scale = d_model**0.5 if scale_embeddings else 1.0
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        if query_stream:
+            self.mask_embedding = nn.Parameter(torch.empty(d_model))  # (D,)
+        sets = 1 if tie_position_bias else num_layers
+        self.bias_u = nn.Parameter(torch.empty(sets, num_heads, head_dim))  # (L or 1, N, H)
+        self.bias_v = nn.Parameter(torch.empty(sets, num_heads, head_dim))
+        if segment_embeddings:
+            self.bias_s = nn.Parameter(torch.empty(sets, num_heads, head_dim))
+            self.segment = nn.Parameter(torch.empty(num_layers, 2, num_heads, head_dim))  # (L, 2, N, H)
+        self.layers = nn.ModuleList(
+            Layer(
+                d_model=d_model,
+                num_heads=num_heads,
+                head_dim=head_dim,
+                d_inner=d_inner,
+                activation=activation,
+                dropout=dropout,
+                attention_dropout=attention_dropout,
+                norm_position=norm_position,
+                norm_eps=norm_eps,
+                backend=backend,
+            )
+            for _ in range(num_layers)
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.softmax = Softmax(
+            vocab_size=vocab_size, d_model=d_model, tied_to=self.embedding if tie_embeddings else None
+        )
+
+    def empty_memory(self, *, rows: int, mem_len: int) -> Memory:
+        """A memory that holds nothing yet, on the device of the weights."""
+        weight = self.embedding.weight
+        return Memory.empty(
+            num_layers=self.num_layers,
+            rows=rows,
+            mem_len=mem_len,
+            d_model=self.d_model,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        order: Tensor,
+        targets: Tensor,
+        memory: Memory,
+        *,
+        stream: Stream = "content",
+        predict: Tensor | None = None,
+        fresh: Tensor | None = None,
+        document: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Loss of every target, and the memory after this segment.
+
+        Args:
+            tokens: (B, T) input of the content stream.
+            order: (B, T) place of every position in the factorization order; see :mod:`xltrain.model.visibility`.
+            targets: (B, P) what stands at (or, for a causal model, after) each predicted position; -1: not scored.
+            memory: of the segments before this one.
+            stream: which stream's rows are predicted from.
+            predict: (B, P) predicted positions; None: all T.
+            fresh: (B,) bool, rows that start anew and must not see their memory.
+            document: (B, T) document of every position, to keep documents apart; None: text sees what precedes it.
+            segment_ids: (B, T) part of every position, where segments have parts.
+
+        Returns:
+            nll (B, P) in nats, and the new memory.
+        """
+        hidden, memory = self.hidden(
+            tokens,
+            order,
+            memory,
+            stream=stream,
+            predict=predict,
+            fresh=fresh,
+            document=document,
+            segment_ids=segment_ids,
+        )
+        return self.softmax(hidden, targets), memory
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        order: Tensor,
+        memory: Memory,
+        *,
+        stream: Stream = "content",
+        predict: Tensor | None = None,
+        fresh: Tensor | None = None,
+        document: Tensor | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Memory]:
+        """Last hidden states (B, P, D) of the predicted positions, and the new memory; arguments as in ``forward``."""
+        seq_len = tokens.shape[1]
+        if stream == "query" and predict is None:
+            predict = torch.arange(seq_len, device=tokens.device).expand_as(tokens)
+        if fresh is not None:
+            memory = memory.restarted(fresh)
+        slots = predict if stream == "query" else None
+
+        rows = self.dropout(self.embedding(tokens) * self.scale)  # (B, T, D)
+        if slots is not None:
+            query = self.dropout(self.mask_embedding.to(rows.dtype).expand(*slots.shape, -1))  # (B, P, D)
+            rows = torch.cat([rows, query], dim=1)  # (B, T+P, D)
+        every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids)
+        table = self.dropout(self._table(seq_len, memory.mem_len))  # (J, D)
+        remembered = memory.visible_states()  # (L, B, M, D)
+
+        inputs = []
+        for index, layer in enumerate(self.layers):
+            content = rows[:, :seq_len]  # (B, T, D)
+            inputs.append(content)
+            view = every
+            if index == self.num_layers - 1:  # only what is predicted from is needed of the last layer
+                view, rows = last, _select(rows, selected)  # (B, P, D)
+            rows = layer(rows, content, remembered[index], table, view, **self._biases(index))
+        written = document if document is not None else torch.zeros_like(tokens)
+        return self.dropout(rows), memory.advanced(inputs, written)
+
+    def _table(self, seq_len: int, mem_len: int) -> Tensor:
+        weight = self.embedding.weight
+        found = distances(
+            seq_len=seq_len,
+            mem_len=mem_len,
+            two_sided=self.two_sided,
+            clamp_len=self.clamp_len,
+            device=weight.device,
+        )
+        return sinusoid(found, d_model=self.d_model, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+    def _biases(self, index: int) -> dict[str, Tensor]:
+        shared = index % self.bias_u.shape[0]
+        found = {"u": self.bias_u[shared], "v": self.bias_v[shared]}
+        if hasattr(self, "segment"):
+            found |= {"s": self.bias_s[shared], "segment": self.segment[index]}
+        return found
+
+    def _views(
+        self,
+        order: Tensor,
+        memory: Memory,
+        seq_len: int,
+        stream: Stream,
+        predict: Tensor | None,
+        document: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> tuple[View, View, Tensor | None]:
+        """What rows see in every layer but the last, what they see in the last, and which rows the last computes."""
+        slots = predict if stream == "query" else None
+        visibility = Visibility.of_segment(
+            order=order,
+            memory_valid=memory.valid(),
+            document=document,
+            memory_document=memory.document if document is not None else None,
+            slots=slots,
+            window=max(memory.mem_len, 1) if self.same_length else 0,
+        )
+        segments = None
+        if segment_ids is not None and hasattr(self, "segment"):
+            of_rows = segment_ids if slots is None else torch.cat([segment_ids, segment_ids.gather(1, slots)], dim=1)
+            of_memory = segment_ids.new_zeros(order.shape[0], memory.mem_len)  # memory counts as part 0
+            segments = of_rows, torch.cat([of_memory, segment_ids], dim=1)  # (B, R), (B, K)
+        dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+
+        def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
+            return View.of(
+                rule, seq_len=seq_len, num_content=num_content, two_sided=self.two_sided, dtype=dtype, segments=parts
+            )
+
+        every = view(visibility, num_content=seq_len, parts=segments)
+        if predict is None:
+            return every, every, None
+        selected = predict
+        if stream == "query":
+            selected = seq_len + torch.arange(predict.shape[1], device=predict.device).expand_as(predict)
+        parts = None if segments is None else (segments[0].gather(1, selected), segments[1])
+        return every, view(visibility.of_rows(selected), num_content=0, parts=parts), selected
+
+
+def _select(rows: Tensor, index: Tensor | None) -> Tensor:
+    """Rows (B, R, D) at ``index`` (B, P) -> (B, P, D); all of them for None."""
+    if index is None:
+        return rows
+    return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[-1]))

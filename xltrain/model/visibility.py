@@ -1,0 +1,105 @@
+"""Who sees whom: the order rule, evaluated where attention is computed.
+
+    content stream at q sees content at k   iff   order[k] <= order[q]
+    query   stream at q sees content at k   iff   order[k] <  order[q]
+    memory is seen by everyone (if it is valid, inside the window, and of the same document where these are kept apart)
+
+Each row gets a *limit* (its order; one less for a query row) and each key an order (-1 for valid memory, ``HIDDEN`` for
+padding and unused memory). Then all of the above is ``key_order <= limit``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+HIDDEN = 2**31 - 1
+"""Order of a position that nobody may see."""
+
+IN_MEMORY = -1
+"""Order of a valid memory slot: before everything in the segment."""
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The rule for R rows and K = M + T keys (memory first). B rows of text.
+
+    limit: (B, R) highest key order that a row sees.
+    key_order: (B, K).
+    row_document, key_document: (B, R) and (B, K), or None where documents are not kept apart.
+    row_position: (B, R) place in the segment, 0..T-1.
+    window: a row sees only keys less than this far behind it; 0: no such limit.
+    """
+
+    limit: Tensor
+    key_order: Tensor
+    row_position: Tensor
+    row_document: Tensor | None = None
+    key_document: Tensor | None = None
+    window: int = 0
+    mem_len: int = 0
+
+    @classmethod
+    def of_segment(
+        cls,
+        *,
+        order: Tensor,
+        memory_valid: Tensor,
+        document: Tensor | None = None,
+        memory_document: Tensor | None = None,
+        slots: Tensor | None = None,
+        window: int = 0,
+    ) -> "Visibility":
+        """The rule for rows [content ; query slots].
+
+        Args:
+            order: (B, T).
+            memory_valid: (B, M) bool.
+            document, memory_document: (B, T) and (B, M), to keep documents apart.
+            slots: (B, P) positions of the query stream's rows.
+            window: see above.
+        """
+        seq_len, mem_len = order.shape[1], memory_valid.shape[1]
+        memory_order = torch.where(memory_valid, IN_MEMORY, HIDDEN).to(order.dtype)  # (B, M)
+        limit = order.clamp(max=HIDDEN - 1)  # (B, T): a padded row does not see padding either
+        position = torch.arange(seq_len, device=order.device).expand_as(order)  # (B, T)
+        row_document = document
+        if slots is not None:
+            limit = torch.cat([limit, order.gather(1, slots) - 1], dim=1)  # (B, T+P)
+            position = torch.cat([position, slots], dim=1)  # (B, T+P)
+            if document is not None:
+                row_document = torch.cat([document, document.gather(1, slots)], dim=1)  # (B, T+P)
+        key_document = None
+        if document is not None and memory_document is not None:
+            key_document = torch.cat([memory_document, document], dim=1)  # (B, K)
+        return cls(
+            limit=limit,
+            key_order=torch.cat([memory_order, order], dim=1),  # (B, K)
+            row_position=position,
+            row_document=row_document,
+            key_document=key_document,
+            window=window,
+            mem_len=mem_len,
+        )
+
+    def of_rows(self, index: Tensor) -> "Visibility":
+        """The same rule for some of the rows only. ``index``: (B, R') places in 0..R-1."""
+        return Visibility(
+            limit=self.limit.gather(1, index),
+            key_order=self.key_order,
+            row_position=self.row_position.gather(1, index),
+            row_document=None if self.row_document is None else self.row_document.gather(1, index),
+            key_document=self.key_document,
+            window=self.window,
+            mem_len=self.mem_len,
+        )
+
+    def dense(self) -> Tensor:
+        """(B, R, K) bool, true where the row sees the key."""
+        seen = self.key_order[:, None, :] <= self.limit[:, :, None]  # (B, R, K)
+        if self.row_document is not None and self.key_document is not None:
+            seen = seen & (self.key_document[:, None, :] == self.row_document[:, :, None])
+        if self.window:
+            key_position = torch.arange(self.key_order.shape[1], device=seen.device) - self.mem_len  # (K,)
+            seen = seen & (self.row_position[:, :, None] - key_position < self.window)
+        return seen

@@ -1,0 +1,70 @@
+"""A plan says what is predicted from what: the order rule's data for one segment (design.md, section 2)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from xltrain.data.streams import Segment
+from xltrain.objectives.draws import Draw
+
+IGNORE = -1
+"""A target that is not scored."""
+
+PADDED = 2**31 - 1
+"""Order of a padded position: after everything, so nobody sees it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One segment, ready for the model. B rows, T segment length, P predicted positions.
+
+    tokens: (B, T) input of the content stream.
+    order: (B, T) a content row sees keys of at most its order, a query row keys of less.
+    targets: (B, P); -1: not scored.
+    stream: which stream's rows are predicted from.
+    predict: (B, P) predicted positions, ascending; None: all T.
+    fresh: (B,) rows that start anew.
+    document: (B, T) to keep documents apart, or None.
+    segment_ids: (B, T) parts, or None.
+    """
+
+    tokens: Tensor
+    order: Tensor
+    targets: Tensor
+    stream: Literal["content", "query"]
+    fresh: Tensor
+    predict: Tensor | None = None
+    document: Tensor | None = None
+    segment_ids: Tensor | None = None
+
+    @property
+    def num_targets(self) -> Tensor:
+        """How many targets count; a 0-dim tensor, so that asking costs no synchronisation."""
+        return (self.targets != IGNORE).sum()
+
+    def model_inputs(self) -> dict[str, Any]:
+        """The keyword arguments of the model's ``forward``, but for the memory."""
+        return {
+            "tokens": self.tokens,
+            "order": self.order,
+            "targets": self.targets,
+            "stream": self.stream,
+            "predict": self.predict,
+            "fresh": self.fresh,
+            "document": self.document,
+            "segment_ids": self.segment_ids,
+        }
+
+
+class Objective(Protocol):
+    """Turns a segment into a plan; pure, apart from the counted random numbers of ``draw``."""
+
+    def plan(self, segment: Segment, draw: Draw) -> Plan: ...
+
+
+def is_text(segment: Segment) -> Tensor:
+    """(B, T) bool: false at the padding after the end of a row's text."""
+    places = torch.arange(segment.tokens.shape[1], device=segment.tokens.device)  # (T,)
+    return places < segment.length[:, None]  # (B, T)

@@ -1,0 +1,69 @@
+"""From configuration sections to live objects: the one place where keys meet constructor arguments."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from xltrain.config.schema import Config
+from xltrain.data.tokenizer import Tokenizer, never_target, starts_word
+from xltrain.model.attention import choose_backend
+from xltrain.model.init import initialise
+from xltrain.model.transformer import LanguageModel
+from xltrain.objectives.causal import Causal
+from xltrain.objectives.permutation import Permutation
+from xltrain.objectives.plan import Objective
+
+
+def build_model(config: Config, *, vocab_size: int, device: torch.device) -> LanguageModel:
+    """An initialised model; the weights depend on the seed and the shapes only, not on the device."""
+    wanted = config.model
+    model = LanguageModel(
+        vocab_size=vocab_size,
+        num_layers=wanted.num_layers,
+        d_model=wanted.d_model,
+        num_heads=wanted.num_heads,
+        head_dim=wanted.head_width,
+        d_inner=wanted.inner_width,
+        activation=wanted.activation,
+        dropout=wanted.dropout,
+        attention_dropout=wanted.attention_dropout,
+        tie_position_bias=wanted.tie_position_bias,
+        clamp_len=wanted.clamp_len,
+        same_length=wanted.same_length,
+        norm_position=wanted.norm_position,
+        norm_eps=wanted.norm_eps,
+        scale_embeddings=wanted.scale_embeddings,
+        tie_embeddings=wanted.tie_embeddings,
+        segment_embeddings=wanted.segment_embeddings,
+        query_stream=config.objective.name == "permutation",
+        two_sided=config.objective.name != "causal",
+        backend=choose_backend(wanted.attention_backend, device),
+    )
+    initialise(model, std=wanted.init.std, generator=torch.Generator().manual_seed(config.run.seed))
+    return model.to(device)
+
+
+def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, device: torch.device) -> Objective:
+    """The objective for segments of ``seq_len`` tokens."""
+    keep_apart = not config.segments.cross_documents
+    if config.objective.name == "causal":
+        return Causal(keep_apart=keep_apart)
+    return Permutation(
+        num_predict=min(config.objective.targets_per_segment(seq_len), seq_len),
+        max_span=config.objective.max_span,
+        starts_word=torch.from_numpy(starts_word(tokenizer)).to(device),
+        never_target=torch.from_numpy(never_target(tokenizer)).to(device),
+        keep_apart=keep_apart,
+    )
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a forward of this ``training.precision`` runs."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,22 @@
+"""What a configuration amounts to, without reading any text."""
+
+import torch
+
+from xltrain.config.schema import Config
+from xltrain.training.build import build_model, count_parameters
+from xltrain.training.report import shape_lines
+
+
+def amounts(config: Config) -> list[str]:
+    """Lines on parameters, rows, tokens and context; built on torch's meta device, so the size does not matter."""
+    vocab_size = config.tokenizer.vocab_size or 8000
+    lines = shape_lines(config, parameters=parameters(config, vocab_size=vocab_size))
+    if config.tokenizer.vocab_size is None and (config.tokenizer.kind == "char" or config.tokenizer.path):
+        lines.append(f"(the vocabulary is known only after prepare; counted here with {vocab_size:,})")
+    return lines
+
+
+def parameters(config: Config, *, vocab_size: int) -> int:
+    """How many parameters the model of this configuration has."""
+    with torch.device("meta"):
+        return count_parameters(build_model(config, vocab_size=vocab_size, device=torch.device("meta")))

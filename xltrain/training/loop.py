@@ -1,0 +1,312 @@
+"""Pretraining from a configuration to finished checkpoints."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.data.prepare import prepare
+from xltrain.data.store import Split, Store
+from xltrain.data.streams import Segment, TrainingStream
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.distributed import Place, find_place
+from xltrain.errors import Stopped, UsageError, XltrainError
+from xltrain.evaluation.perplexity import Interrupted, Protocol, evaluate
+from xltrain.model.memory import Memory
+from xltrain.model.transformer import LanguageModel
+from xltrain.objectives.draws import Draw
+from xltrain.objectives.plan import Objective, Plan
+from xltrain.training.build import autocast, build_model, build_objective, count_parameters
+from xltrain.training.checkpoint import Checkpoint, Progress, load_weights, save_checkpoint
+from xltrain.training.optimizer import build_optimizer, set_lr
+from xltrain.training.report import Reporter, start_lines
+from xltrain.training.run import open_run, start_files
+from xltrain.training.schedule import lr_at
+from xltrain.training.step import StepStats, train_step
+
+PLATEAU_NATS = 0.1
+"""A validation loss this close to the unigram entropy means that the model ignores its context."""
+
+
+def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
+    """Train; returns the run's folder.
+
+    Raises:
+        UsageError: for faults found before the first step.
+        Stopped: after SIGTERM or SIGINT, once the state is saved.
+        XltrainError: if the loss is no number, or a checkpoint cannot be written.
+    """
+    place = find_place(config.training.device)
+    checkpoint = open_run(config, resume=resume, overwrite=overwrite)
+    store = prepare(config).store
+    run = Run.build(config, place, store, checkpoint)
+    if run.progress.step >= config.training.max_steps:
+        console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
+        return Path(config.run.folder)
+    folder = start_files(config, checkpoint)
+    for line in start_lines(
+        config,
+        place=place,
+        parameters=count_parameters(run.model),
+        unused=run.stream.unused_per_epoch,
+        total=run.stream.split.num_tokens,
+    ):
+        console.say(line)
+    if checkpoint is not None:
+        console.say(f"resuming at step {run.progress.step:,} from {checkpoint.folder}")
+    reporter = Reporter(folder, config, first_step=run.progress.step)
+    try:
+        with _signals() as stop:
+            _train(run, reporter, folder, stop)
+    finally:
+        reporter.close()
+    return folder
+
+
+@dataclass
+class Run:
+    """All live objects of a run, and how far it has come."""
+
+    config: Config
+    place: Place
+    tokenizer: Tokenizer
+    store: Store
+    model: LanguageModel
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    stream: TrainingStream
+    memory: Memory
+    progress: Progress
+    validation: Split | None = None
+    loss_sum: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    @classmethod
+    def build(cls, config: Config, place: Place, store: Store, checkpoint: Checkpoint | None) -> "Run":
+        """Build everything in the order of dependence, and restore it if there is a checkpoint."""
+        device, segments, rows = place.device, config.segments, config.training.batch_size
+        tokenizer = store.tokenizer()
+        model = build_model(config, vocab_size=tokenizer.vocab_size, device=device)
+        objective = build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device)
+        optimizer = build_optimizer(model, config.optimizer)
+        stream = TrainingStream(
+            store.split("train"),
+            total_rows=rows,
+            seq_len=segments.seq_len,
+            shuffle=segments.shuffle_documents,
+            seed=config.run.seed,
+        )
+        memory = model.empty_memory(rows=rows, mem_len=segments.mem_len)
+        progress = Progress(fingerprint=store.fingerprint)
+        if checkpoint is not None:
+            progress, memory = checkpoint.progress(), checkpoint.memory(device)
+            if progress.fingerprint != store.fingerprint:
+                raise UsageError(
+                    f"{checkpoint.folder}: this run was trained on another corpus or tokenizer (fingerprint "
+                    f"{progress.fingerprint}, now {store.fingerprint}); restore it, or choose another run.output_dir"
+                )
+            load_weights(model, checkpoint.weights(device), source=checkpoint.folder)
+            optimizer.load_state_dict(checkpoint.optimizer_state(device))
+        validation = None
+        if store.has("validation"):
+            validation = store.split("validation")
+            if config.evaluation.max_tokens:
+                validation = validation.first(config.evaluation.max_tokens)
+        loss_sum = torch.tensor(progress.loss_sum, device=device)
+        return cls(
+            config, place, tokenizer, store, model, objective, optimizer, stream, memory, progress, validation, loss_sum
+        )
+
+    def step(self) -> StepStats:
+        """One optimizer step on the next segment."""
+        config, number = self.config, self.progress.step + 1
+        segment, position = self.stream.read(self.progress.position)
+        segment = segment.to(self.place.device)
+        pieces = _micro_batches(config.training.batch_size, config.training.accumulate)
+        rows = torch.arange(config.training.batch_size, device=self.place.device)
+        stats, memories = train_step(
+            self.model,
+            self.optimizer,
+            [self._plan(segment, rows, number, start, stop) for start, stop in pieces],
+            [self.memory.rows(start, stop) for start, stop in pieces],
+            clip_norm=config.optimizer.clip_norm,
+            precision=config.training.precision,
+            seeds=[_dropout_seed(config.run.seed, number, piece) for piece in range(len(pieces))],
+        )
+        self.memory = Memory.joined(memories)
+        self.loss_sum += stats.loss
+        self.progress = replace(
+            self.progress,
+            step=number,
+            position=position,
+            tokens_seen=self.progress.tokens_seen + segment.tokens.numel(),
+            loss_count=self.progress.loss_count + 1,
+        )
+        return stats
+
+    def _plan(self, segment: Segment, rows: Tensor, step: int, start: int, stop: int) -> Plan:
+        draw = Draw(seed=self.config.run.seed, step=step, rows=rows[start:stop])
+        return self.objective.plan(segment.rows(start, stop), draw)
+
+    def lr(self, step: int) -> float:
+        schedule = self.config.schedule
+        return lr_at(
+            step,
+            name=schedule.name,
+            lr=self.config.optimizer.lr,
+            warmup_steps=schedule.warmup_steps,
+            max_steps=self.config.training.max_steps,
+            min_lr_ratio=schedule.min_lr_ratio,
+        )
+
+    def save(self, folder: Path) -> Checkpoint:
+        self.progress = replace(self.progress, loss_sum=self.loss_sum.item())
+        return save_checkpoint(
+            folder,
+            model=self.model,
+            optimizer=self.optimizer,
+            memory=self.memory,
+            progress=self.progress,
+            config=self.config,
+            tokenizer=self.tokenizer,
+            keep=self.config.checkpoint.keep,
+        )
+
+
+@dataclass
+class _Stop:
+    """Set by a signal, looked at between steps."""
+
+    signal_number: int = 0
+
+    def __call__(self) -> bool:
+        return self.signal_number != 0
+
+
+def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
+    config, last = run.config, run.config.training.max_steps
+    tokens_at_line, saved = run.progress.tokens_seen, -1
+    run.model.train()
+    while run.progress.step < last and not stop():
+        begin = time.perf_counter()
+        lr = run.lr(run.progress.step + 1)
+        set_lr(run.optimizer, lr)
+        stats = run.step()
+        step = run.progress.step
+        run.progress = replace(run.progress, seconds=run.progress.seconds + time.perf_counter() - begin)
+        reporter.tick()
+        if step % config.logging.every == 0 or step == last:
+            loss = run.loss_sum.item() / run.progress.loss_count
+            if not math.isfinite(loss):
+                raise XltrainError(_not_a_number(loss, step, folder))
+            reporter.logged(
+                step=step,
+                loss=loss,
+                lr=lr,
+                grad_norm=stats.grad_norm.item(),
+                tokens_seen=run.progress.tokens_seen,
+                new_tokens=run.progress.tokens_seen - tokens_at_line,
+            )
+            tokens_at_line = run.progress.tokens_seen
+            run.loss_sum.zero_()
+            run.progress = replace(run.progress, loss_count=0)
+        aside = time.perf_counter()
+        if _due(step, config.evaluation.every, last) and run.validation is not None and not stop():
+            _validate(run, run.validation, reporter, stop)
+        if _due(step, config.checkpoint.every, last):
+            _require_finite(stats, step, folder)
+            run.save(folder)
+            saved = step
+        reporter.pause(time.perf_counter() - aside)
+    if stop():
+        if saved != run.progress.step:
+            run.save(folder)
+        name = signal.Signals(stop.signal_number).name
+        message = f"stopped by {name} at step {run.progress.step:,}; the state is saved, --resume continues"
+        raise Stopped(message, signal_number=stop.signal_number)
+    console.say(f"done: {last:,} steps, {console.duration(run.progress.seconds)} of training; files in {folder}")
+
+
+def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
+    config, device = run.config, run.place.device
+    protocol = Protocol("stream", config.segments.seq_len, config.segments.mem_len, config.evaluation.batch_size)
+    try:
+        result = evaluate(
+            run.model,
+            run.objective,
+            split,
+            protocol,
+            new_memory=lambda rows: run.model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+            seed=config.run.seed,
+            device=device,
+            context=lambda: autocast(config.training.precision, device),
+            unigram=run.store.unigram(),
+            should_stop=stop,
+        )
+    except Interrupted:
+        return
+    step = run.progress.step
+    reporter.validated(step=step, loss=result.loss, unigram_loss=result.unigram_loss)
+    past_warmup = step >= 2 * config.schedule.warmup_steps
+    stuck = past_warmup and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
+    run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
+    if run.progress.stuck >= 2:
+        console.warn(
+            f"validation has stayed at the unigram loss ({result.unigram_loss:.2f} nats) since before step {step:,}: "
+            "the model ignores its context. Lower optimizer.lr or raise schedule.warmup_steps and start anew; "
+            "models of this family seldom leave this plateau by themselves"
+        )
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step == last or (every > 0 and step % every == 0)
+
+
+def _micro_batches(rows: int, pieces: int) -> list[tuple[int, int]]:
+    size = rows // pieces
+    return [(start, start + size) for start in range(0, rows, size)]
+
+
+def _dropout_seed(seed: int, step: int, piece: int) -> int:
+    """Every (seed, step, micro-batch) has dropout masks of its own; no generator's state needs saving."""
+    return (seed * 1_000_003 + step) * 1_009 + piece
+
+
+def _require_finite(stats: StepStats, step: int, folder: Path) -> None:
+    loss, norm = stats.loss.item(), stats.grad_norm.item()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise XltrainError(_not_a_number(loss if not math.isfinite(loss) else norm, step, folder))
+
+
+def _not_a_number(value: float, step: int, folder: Path) -> str:
+    return (
+        f"the loss or gradient at step {step:,} is {value}; nothing is saved from here. Lower optimizer.lr or "
+        f"optimizer.clip_norm, then continue from the last checkpoint in {folder} with --resume"
+    )
+
+
+@contextmanager
+def _signals() -> Iterator[_Stop]:
+    """SIGTERM and SIGINT ask for a stop after the current step; a second one ends the process at once."""
+    stop = _Stop()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop.signal_number = number
+        console.say(f"{signal.Signals(number).name}: finishing this step and saving; once more ends at once")
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

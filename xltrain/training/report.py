@@ -1,0 +1,94 @@
+"""What a run tells a person: the lines at its start, the bar or lines on its way, the metrics file."""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.distributed import Place
+from xltrain.model.attention import choose_backend
+from xltrain.training.metrics import MetricsFile
+
+
+def shape_lines(config: Config, *, parameters: int) -> list[str]:
+    """What a configuration amounts to."""
+    segments, training = config.segments, config.training
+    rows, targets = training.batch_size, config.objective.targets_per_segment(segments.seq_len)
+    effective = config.model.num_layers * segments.mem_len
+    return [
+        f"parameters          {parameters:,}",
+        f"rows per update     {rows} (rows per process {rows}, processes 1; in {training.accumulate} micro-batches)",
+        f"tokens per update   {rows * segments.seq_len:,} ({rows} rows x seq_len {segments.seq_len}), "
+        f"of which {rows * targets:,} are predicted",
+        f"effective context   {effective:,} tokens back ({config.model.num_layers} layers x mem_len)",
+    ]
+
+
+def start_lines(config: Config, *, place: Place, parameters: int, unused: int, total: int) -> list[str]:
+    """The header of a run."""
+    backend = choose_backend(config.model.attention_backend, place.device)
+    lines = [
+        f"device              {place.device}, precision {config.training.precision}, attention {backend}",
+        *shape_lines(config, parameters=parameters),
+        f"files               {config.run.folder}",
+    ]
+    if unused:
+        lines.append(
+            f"unused per epoch    {unused:,} of {total:,} training tokens (a remainder shorter than a segment)"
+        )
+    return lines
+
+
+@dataclass
+class Reporter:
+    """Shows progress on a terminal, prints plain lines elsewhere, and always writes ``metrics.jsonl``."""
+
+    folder: Path
+    config: Config
+    first_step: int
+
+    def __post_init__(self) -> None:
+        self._metrics = MetricsFile(self.folder / "metrics.jsonl", from_step=self.first_step)
+        total = self.config.training.max_steps
+        self._bar = console.bar(total=total, initial=self.first_step, unit="step", description="pretrain")
+        self._begin = time.perf_counter()
+        self._unlogged_since = self._begin
+
+    def tick(self) -> None:
+        self._bar.update(1)
+
+    def logged(self, *, step: int, loss: float, lr: float, grad_norm: float, tokens_seen: int, new_tokens: int) -> None:
+        """A line of training metrics; ``new_tokens`` were read since the last one."""
+        now = time.perf_counter()
+        rate = new_tokens / max(now - self._unlogged_since, 1e-9)
+        self._unlogged_since = now
+        self._metrics.write(
+            step=step,
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            tokens_seen=tokens_seen,
+            tokens_per_second=round(rate, 1),
+        )
+        self._bar.set_postfix_str(f"loss {loss:.3f}, lr {lr:.2e}, {rate:,.0f} tok/s")
+        if self._bar.disable:
+            done = max(1, step - self.first_step)
+            left = (now - self._begin) / done * (self.config.training.max_steps - step)
+            console.say(
+                f"step {step:,}/{self.config.training.max_steps:,}  loss {loss:.4f}  lr {lr:.3e}  "
+                f"grad_norm {grad_norm:.3f}  {rate:,.0f} tokens/s  {console.duration(left)} left"
+            )
+
+    def validated(self, *, step: int, loss: float, unigram_loss: float) -> None:
+        ppl = math.exp(loss) if loss < 700 else math.inf
+        self._metrics.write(step=step, validation_loss=loss, validation_ppl=ppl, unigram_loss=unigram_loss)
+        console.say(f"step {step:,}  validation loss {loss:.4f}  ppl {ppl:.2f}  (unigram loss {unigram_loss:.4f})")
+
+    def pause(self, seconds: float) -> None:
+        """Time that was not spent on training does not count in tokens/s."""
+        self._unlogged_since += seconds
+
+    def close(self) -> None:
+        self._bar.close()
