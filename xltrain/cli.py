@@ -1,6 +1,7 @@
 """The command line. Only this module imports typer, and it imports the rest when a command runs."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -170,15 +171,18 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         print(f"{key:<22} {shown}")
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     del frame
     raise Stopped(f"stopped by {signal.Signals(number).name}", signal_number=number)
 
 
 def main() -> None:
     """Run the command line; every failure becomes one message and its exit status."""
+    _require_utf8()
     debug = "--debug" in sys.argv
-    signal.signal(signal.SIGTERM, _terminate)
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]  # so it may stand anywhere
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     try:
         app(standalone_mode=True)
     except XltrainError as error:
@@ -186,6 +190,17 @@ def main() -> None:
             raise
         console.say(f"xltrain: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        console.say("xltrain: stopped by SIGINT")
-        sys.exit(130)
+    except OSError as error:
+        if debug:
+            raise
+        console.say(f"xltrain: {error.filename + ': ' if error.filename else ''}{error.strerror or error}")
+        sys.exit(1)
+
+
+def _require_utf8() -> None:
+    """Start again in Python's UTF-8 mode where file names are not UTF-8, as in the C locale of many job queues.
+
+    Otherwise a path that the configuration writes as 語料 could be neither opened nor printed.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

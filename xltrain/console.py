@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -43,16 +43,23 @@ def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> 
     )
 
 
-def progress(items: Iterable[Item], *, total: int, unit: str, description: str) -> Iterator[Item]:
-    """Yield ``items``, with a bar on a terminal and a plain line now and then elsewhere."""
-    last = time.monotonic()
-    with bar(total=total, unit=unit, description=description) as shown:
-        for done, item in enumerate(items, start=1):
+def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, description: str) -> Iterator[Item]:
+    """Yield ``items``, with a bar on a terminal and a plain line now and then elsewhere.
+
+    Progress is in bytes, ``done()`` of ``total``: one file may be the whole corpus.
+    """
+    last, before = time.monotonic(), 0
+    with bar(total=total, unit="B", description=description) as shown:
+        for item in items:
             yield item
-            shown.update(1)
+            now = done()
+            if now == before:
+                continue
+            shown.update(now - before)
+            before = now
             if shown.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                say(f"{description}: {done:,} of {total:,} {unit}s ({done / max(total, 1):.0%})")
+                say(f"{description}: {now / 1e6:,.1f} of {total / 1e6:,.1f} MB ({now / max(total, 1):.0%})")
 
 
 def duration(seconds: float) -> str:

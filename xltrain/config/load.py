@@ -45,18 +45,30 @@ _Loader.add_constructor(
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    seen: dict[Any, int] = {}
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            line = key_node.start_mark.line + 1
+    seen: set[str] = set()
+    for key_node, _ in node.value:  # before merges (`<<`) are filled in: what is written here may replace merged keys
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, f"a key must be a name (line {line})", None)
+        if key in seen and key != "<<":
             raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice (line {line})", None)
-        seen[key] = key_node.start_mark.line
+        seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that either YAML 1.1 or :class:`_Loader` would read as something else."""
+
+
+for _first, _resolvers in _Loader.yaml_implicit_resolvers.items():
+    for _tag, _pattern in _resolvers:
+        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+
+
+_SECTION = "a section holds keys, one per line and indented"
 
 
 def parse_yaml(text: str) -> Any:
@@ -77,9 +89,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise UsageError(f"{path}: no such configuration file (working directory {Path.cwd()})") from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder; give a YAML file") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{path}: not valid YAML: {_one_line(error)}") from None
     if data is None:
         data = {}
@@ -109,7 +123,7 @@ def validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
         assert issubclass(kind, Section)
         value = data.get(name)
         if value is not None and not isinstance(value, dict):
-            problems.append((name, f"{value!r} is not allowed; a section holds keys, one per line and indented"))
+            problems.append((name, f"{value!r} is not allowed; {_SECTION}"))
             continue
         try:
             sections[name] = kind.model_validate(value or {})
@@ -125,7 +139,7 @@ def validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
 
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML, every key written out."""
-    return yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.as_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
@@ -141,7 +155,7 @@ def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[Pro
             continue
         try:
             value = parse_yaml(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:
             problems.append((f"--set {override}", f"the value is not valid YAML: {_one_line(error)}"))
             continue
         place: Any = data
@@ -163,14 +177,20 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
     owner, value = _owner(kind, location), detail["input"]
     if detail["type"] == "extra_forbidden":
         return dotted, _unknown(location[-1], owner)
-    if detail["type"] == "missing":
+    if detail["type"] == "missing" and location[-1] in owner.model_fields:
         field = owner.model_fields[location[-1]]
         return dotted, f"is missing ({(field.description or '').rstrip('.')})"
+    if detail["type"] == "missing":  # an entry of a list of fixed length
+        return ".".join([section, *location[:-1]]), f"{list(value)} is not allowed: it has too few entries"
+    if detail["type"] == "model_type":
+        return dotted, f"{value!r} is not allowed; {_SECTION}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     hint = ""
     if isinstance(value, str) and detail["type"].startswith(("int_", "float_")):
         hint = ", written like 1000 or 1e-4"
+    elif detail["type"].startswith("bool_"):
+        hint = "; write true or false"
     elif detail["type"] == "string_type":
         hint = "; put it in quotes"
     elif detail["type"] == "list_type":
@@ -208,7 +228,7 @@ def _unknown(name: str, kind: type[BaseModel]) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).replace('"<unicode string>", ', "").split())
 
 
 def _report(path: Path, problems: Sequence[Problem]) -> str:

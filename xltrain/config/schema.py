@@ -4,6 +4,7 @@ The string under a field is its documentation: ``xltrain`` messages and ``docs/c
 A section is frozen after loading; nothing in the program changes it.
 """
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -28,7 +29,13 @@ Problem = tuple[str, str]  # (dotted key, what is wrong and what to do)
 class Section(BaseModel):
     """Base of all sections: frozen, documented under each field, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),  # `model_type` is sentencepiece's own word
+    )
 
     def problems(self) -> list[Problem]:
         """Faults that show only when several keys of this section are read together."""
@@ -42,7 +49,7 @@ class RunConfig(Section):
     """Name of the run, for logs and for the default output folder."""
     output_dir: str | None = None
     """Folder of the run's files; `runs/NAME` when not given."""
-    seed: Length = 1234
+    seed: Length = Field(1234, le=2**32 - 1)
     """Seed of everything that is drawn at random: initialisation, dropout, targets, orders, document shuffling."""
 
     @property
@@ -124,6 +131,33 @@ class InitConfig(Section):
     """Standard deviation of the normal distribution that embeddings, matrices and attention biases are drawn from."""
 
 
+class AdaptiveConfig(Section):
+    """Adaptive embedding and softmax: bins of words by frequency, rarer ones with narrower vectors."""
+
+    cutoffs: list[Count] = []
+    """Ids where a new bin begins, ascending; empty: one table and one softmax. Ids must be sorted by frequency."""
+    div_val: Count = 1
+    """Bin i has vectors of `d_model / div_val^i`."""
+    tie_projections: bool | list[bool] = False
+    """Whether the softmax of a bin uses the projection of its embedding: for all bins, or one value per bin."""
+
+    def problems(self) -> list[Problem]:
+        found = []
+        if any(one >= other for one, other in zip(self.cutoffs[:-1], self.cutoffs[1:], strict=True)):
+            found.append(("cutoffs", f"{self.cutoffs} must ascend"))
+        if isinstance(self.tie_projections, list) and len(self.tie_projections) != len(self.cutoffs) + 1:
+            found.append(
+                ("tie_projections", f"has {len(self.tie_projections)} values; give {len(self.cutoffs) + 1}, one per bin")
+            )
+        return found
+
+    @property
+    def tied_projections(self) -> list[bool]:
+        if isinstance(self.tie_projections, list):
+            return self.tie_projections
+        return [self.tie_projections] * (len(self.cutoffs) + 1)
+
+
 class ModelConfig(Section):
     """The one stack that serves every objective (design.md, section 3)."""
 
@@ -157,6 +191,8 @@ class ModelConfig(Section):
     """Multiply embeddings by sqrt(d_model), as Transformer-XL does and XLNet does not."""
     tie_embeddings: bool = True
     """Use the embedding table as the softmax weights."""
+    adaptive: AdaptiveConfig = AdaptiveConfig()
+    """Adaptive embedding and softmax, for word vocabularies."""
     segment_embeddings: bool = False
     """Relative segment embeddings (XLNet); they act only where a segment has parts."""
     init: InitConfig = InitConfig()
@@ -183,7 +219,14 @@ class ModelConfig(Section):
                     f"{self.num_heads} does not divide d_model {self.d_model}; choose one that does, or give head_dim",
                 )
             )
-        return found
+        if self.adaptive.cutoffs and self.d_model % self.adaptive.div_val ** len(self.adaptive.cutoffs):
+            found.append(
+                (
+                    "adaptive.div_val",
+                    f"{self.adaptive.div_val}^{len(self.adaptive.cutoffs)} does not divide d_model {self.d_model}",
+                )
+            )
+        return found + [(f"adaptive.{key}", text) for key, text in self.adaptive.problems()]
 
 
 class ObjectiveConfig(Section):
@@ -247,15 +290,18 @@ class TrainingConfig(Section):
     """Micro-batches that the rows are split into, to save memory; the result does not change."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16; weights, softmax, loss and optimizer stay in fp32."""
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = "auto"
     """`auto`: CUDA when there, CPU otherwise."""
 
     def problems(self) -> list[Problem]:
+        found = []
         if self.batch_size % self.accumulate:
-            return [
+            found.append(
                 ("accumulate", f"{self.accumulate} does not divide batch_size {self.batch_size}; choose one that does")
-            ]
-        return []
+            )
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            found.append(("device", f"{self.device!r} is not allowed; choose auto, cpu, cuda or cuda:N"))
+        return found
 
 
 class EvaluationConfig(Section):
@@ -314,13 +360,6 @@ class Config(Section):
                 (
                     "objective.num_predict",
                     f"{objective.num_predict} exceeds segments.seq_len {segments.seq_len}; choose at most that",
-                )
-            )
-        if self.schedule.warmup_steps > self.training.max_steps:
-            found.append(
-                (
-                    "schedule.warmup_steps",
-                    f"{self.schedule.warmup_steps} exceeds training.max_steps {self.training.max_steps}; lower it",
                 )
             )
         return found

@@ -18,7 +18,7 @@ from xltrain.errors import UsageError
 
 BLOCK = 1 << 20
 _REMOVED = str.maketrans("", "", "\r\0\ufeff")
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
 
 
 @dataclass
@@ -73,6 +73,8 @@ def check_readable(path: Path) -> None:
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
             raise UsageError(f"{path}: a {name} file, not text; unpack it first")
+    if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":  # "BZh" alone could begin a text
+        raise UsageError(f"{path}: a bzip2 file, not text; unpack it first")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 10 > len(head):
         raise UsageError(f"{path}: not UTF-8, it looks like UTF-16 or UTF-32; convert it with iconv -t UTF-8")
 

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
@@ -17,6 +18,12 @@ from xltrain.data.tokenizer import Tokenizer, describe, read_tokenizer, train_ch
 from xltrain.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
+
+MANY_UNKNOWN = 0.01
+"""Share of <unk> above which a person is warned."""
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -39,12 +46,14 @@ def prepare(config: Config) -> Prepared:
     folder = root / f"store-{mark}"
     if (folder / "manifest.json").is_file():
         console.say(f"reusing the token store {folder}")
-        return Prepared(Store.open(folder), reused=True)
-    root.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(root)
-    building = Path(tempfile.mkdtemp(prefix=f"building-{os.getpid()}-", dir=root))
+        return Prepared(_checked(Store.open(folder)), reused=True)
+    building = root / f"building-{os.getpid()}-{secrets.token_hex(4)}"
     try:
+        _make_folder(building)
+        _remove_leftovers(root)
         _build(building, config, files, mark)
+        if folder.exists() and not (folder / "manifest.json").is_file():
+            shutil.rmtree(folder)  # somebody deleted a part of it
         try:
             building.rename(folder)
         except OSError:  # another process has just finished the same store
@@ -53,7 +62,27 @@ def prepare(config: Config) -> Prepared:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     console.say(f"wrote the token store {folder}")
-    return Prepared(Store.open(folder), reused=False)
+    return Prepared(_checked(Store.open(folder)), reused=False)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        problem = f"corpus.cache_dir: {folder.parent} cannot be used ({error.strerror}); choose another folder"
+        raise UsageError(problem) from None
+
+
+def _checked(store: Store) -> Store:
+    """Says where the tokenizer does not know the text."""
+    for name, counts in store.manifest["splits"].items():
+        rate = counts["unknown"] / max(1, counts["tokens"])
+        if rate > MANY_UNKNOWN:
+            console.warn(
+                f"corpus.{name}: {rate:.1%} of the tokens are <unk>; raise tokenizer.character_coverage, "
+                "or use a tokenizer that fits this text"
+            )
+    return store
 
 
 def corpus_files(config: Config) -> dict[str, list[Path]]:
@@ -69,7 +98,7 @@ def fingerprint(config: Config, files: dict[str, list[Path]]) -> str:
         path = Path(config.tokenizer.path).expanduser()
         if not path.is_file():
             raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
-        tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path)}
+        tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path), "vocab_size": config.tokenizer.vocab_size}
     elif config.tokenizer.kind == "char":
         tokenizer = {"kind": "char", "vocab_size": config.tokenizer.vocab_size}
     else:
@@ -93,10 +122,8 @@ def _build(folder: Path, config: Config, files: dict[str, list[Path]], mark: str
     for name, paths in files.items():
         counts = Counts()
         writer = SplitWriter(folder, name, tokenizer)
-        documents = read_documents(
-            _announced(paths, f"tokenising {name}"), separator=config.corpus.document_separator, counts=counts
-        )
-        splits[name] = writer.write(documents, counts)
+        documents = read_documents(paths, separator=config.corpus.document_separator, counts=counts)
+        splits[name] = writer.write(_announced(documents, counts, paths, f"tokenising {name}"), counts)
         if name == "train":
             writer.unigram.tofile(folder / "unigram")
     manifest = {
@@ -122,7 +149,9 @@ def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
                 f"{found.vocab_size:,} pieces; correct it, or leave it out"
             )
         return found
-    lines = (line for path in _announced(paths, "reading for the vocabulary") for line in read_lines(path))
+    counts = Counts()
+    every_line = (line for path in paths for line in read_lines(path, counts))
+    lines = _announced(every_line, counts, paths, "reading for the vocabulary")
     if wanted.kind == "char":
         if config.corpus.document_separator == "line":
             lines = (line.rstrip("\n") for line in lines)
@@ -146,9 +175,10 @@ def _require_text(name: str, paths: list[Path]) -> None:
         raise UsageError(f"corpus.{name}: {listed} contains no text")
 
 
-def _announced(paths: Iterable[Path], description: str) -> Iterator[Path]:
-    paths = list(paths)
-    return console.progress(paths, total=len(paths), unit="file", description=description)
+def _announced(items: Iterable[Item], counts: Counts, paths: Iterable[Path], description: str) -> Iterator[Item]:
+    """Yield ``items`` that are read from ``paths`` and counted in ``counts``, showing how far the reading is."""
+    total = sum(path.stat().st_size for path in paths)
+    return console.progress(items, done=lambda: counts.bytes, total=total, description=description)
 
 
 def _remove_leftovers(root: Path) -> None:

@@ -76,9 +76,25 @@ class Store:
         return name in self.manifest["splits"]
 
     def split(self, name: str) -> Split:
-        tokens = np.memmap(self.folder / f"{name}.tokens", dtype=self.manifest["dtype"], mode="r")
-        ends = np.memmap(self.folder / f"{name}.ends", dtype=np.int64, mode="r")
-        return Split(name, tokens, ends, self.manifest["splits"][name])
+        """The memory-mapped tokens of a split.
+
+        Raises:
+            UsageError: if its files are not what the manifest says.
+        """
+        counts = self.manifest["splits"][name]
+        tokens = self._mapped(
+            f"{name}.tokens", np.dtype(self.manifest["dtype"]), counts["tokens"] + counts["documents"]
+        )
+        ends = self._mapped(f"{name}.ends", np.dtype(np.int64), counts["documents"])
+        return Split(name, tokens, ends, counts)
+
+    def _mapped(self, file_name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
+        path = self.folder / file_name
+        if not path.is_file() or path.stat().st_size != count * dtype.itemsize:
+            raise UsageError(
+                f"{path}: damaged, not the {count:,} numbers it held; delete {self.folder} and start again"
+            )
+        return np.memmap(path, dtype=dtype, mode="r")
 
     def unigram(self) -> np.ndarray:
         """(V,) how often each id occurs in the training text."""

@@ -93,7 +93,7 @@ class TrainingStream:
         if self.segments_per_epoch < 1:
             needed, has = total_rows * (seq_len + 1), split.num_tokens
             raise UsageError(
-                f"{split.name}: needs at least {needed:,} tokens ({total_rows} rows x (seq_len {seq_len} + 1)), "
+                f"corpus.{split.name}: needs at least {needed:,} tokens ({total_rows} rows x (seq_len {seq_len} + 1)), "
                 f"this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
             )
         self._epoch = -1

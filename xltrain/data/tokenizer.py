@@ -226,14 +226,19 @@ def _explain_training(message: str, vocab_size: int) -> str:
 def _sentences(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         text = line.strip()
-        while len(text) > _LONGEST_SENTENCE // 4 and len(text.encode("utf-8")) > _LONGEST_SENTENCE:
-            cut = len(text.encode("utf-8")[:_LONGEST_SENTENCE].decode("utf-8", errors="ignore"))
-            space = text.rfind(" ", cut // 2, cut)
-            cut = space if space > 0 else cut
-            yield text[:cut]
-            text = text[cut:].lstrip()
-        if text:
+        if 0 < len(text) <= _LONGEST_SENTENCE // 4:  # too short to need a look at its bytes
             yield text
+            continue
+        start = 0
+        while start < len(text):
+            # Only the next few characters are looked at, so that a very long line takes time in proportion.
+            head = text[start : start + _LONGEST_SENTENCE].encode("utf-8")[:_LONGEST_SENTENCE]
+            piece = head.decode("utf-8", errors="ignore")
+            if start + len(piece) < len(text) and (space := piece.rfind(" ", len(piece) // 2)) > 0:
+                piece = piece[:space]
+            start += len(piece)
+            if found := piece.strip():
+                yield found
 
 
 def starts_word(tokenizer: Tokenizer) -> np.ndarray:

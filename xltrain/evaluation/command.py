@@ -1,5 +1,6 @@
 """``eval-ppl``: a checkpoint and a text in, one table of numbers out."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from xltrain.data.corpus import Counts, find_files
 from xltrain.data.prepare import documents_of
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
-from xltrain.distributed import find_place
+from xltrain.distributed import Place, find_place
 from xltrain.errors import UsageError
 from xltrain.evaluation.perplexity import Protocol, evaluate, report
 from xltrain.training.build import autocast, build_objective
@@ -42,7 +43,7 @@ def eval_ppl(
         raise UsageError(f"--split: {split!r} is not allowed; choose validation or test")
     checkpoint = find_checkpoint(source)
     config = _adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
-    place = find_place(config.training.device)
+    place = _find_place(config.training.device)
     tokenizer = checkpoint.tokenizer()
     protocol = Protocol(
         mode=mode,
@@ -71,15 +72,27 @@ def eval_ppl(
         device=place.device,
         context=lambda: autocast(config.training.precision, place.device),
     )
+    if result.targets == 0:
+        raise UsageError(f"{text.name}: no token of this text has another one before it; there is nothing to predict")
     found = report(result, text, protocol, whole=config.objective.name == "causal")
     if found["unknown_rate"] > 0.01:
         console.warn(f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable")
-    if found["ppl"] > tokenizer.vocab_size:
+    if result.loss > math.log(tokenizer.vocab_size):
         console.warn(
-            f"perplexity {found['ppl']:,.0f} is worse than guessing among {tokenizer.vocab_size:,} tokens: "
+            f"a loss of {result.loss:.2f} nats is worse than guessing among {tokenizer.vocab_size:,} tokens: "
             "the model is untrained, or the tokenizer is not the one that it was trained with"
         )
     return {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name} | found
+
+
+def _find_place(wanted: str) -> Place:
+    """The device that the run was trained on, or another one where that is not there."""
+    try:
+        return find_place(wanted)
+    except UsageError as error:
+        place = find_place("auto")
+        console.warn(f"{error}; evaluating on {place.device}")
+        return place
 
 
 def _adapted(config: Config, *, same_length: bool | None, clamp_len: int | None) -> Config:

@@ -183,5 +183,6 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
     }
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+def _exp(value: float) -> float | None:
+    """None where a float cannot hold it, since JSON knows no infinity."""
+    return math.exp(value) if value < 700 else None

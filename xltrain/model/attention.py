@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from xltrain.model.dropout import dropout as drop
 from xltrain.model.visibility import Visibility
 
 
@@ -78,16 +79,15 @@ class _RelativeShift(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:
-        # scores (B, N, R, J), mask (B, 1, R, K), starts (B, R - C)
-        scores = scores.contiguous()
-        rows, heads, total, width = scores.shape
+        # scores (N, B, R, J) contiguous, mask (B, 1, R, K), starts (B, R - C)
+        heads, rows, total, width = scores.shape
         keys = mask.shape[-1]
         shifted = scores.new_empty(rows, heads, total, keys)  # (B, N, R, K)
         mask = mask.to(scores.dtype)
         if num_content:
             picked = scores.as_strided(
                 (rows, heads, num_content, keys),
-                (heads * total * width, total * width, width - 1, 1),
+                (total * width, rows * total * width, width - 1, 1),
                 scores.storage_offset() + seq_len - 1,
             )  # (B, N, C, K)
             torch.add(picked, mask[:, :, :num_content], out=shifted[:, :, :num_content])
@@ -95,7 +95,7 @@ class _RelativeShift(torch.autograd.Function):
         if total > num_content:
             index = starts[:, None, :, None] + torch.arange(keys, device=starts.device)  # (B, 1, R - C, K)
             index = index.clamp(max=width - 1).expand(-1, heads, -1, -1)  # one-sided tables: future keys are hidden
-            picked = scores[:, :, num_content:].gather(3, index)  # (B, N, R - C, K)
+            picked = scores[:, :, num_content:].transpose(0, 1).gather(3, index)  # (B, N, R - C, K)
             torch.add(picked, mask[:, :, num_content:], out=shifted[:, :, num_content:])
         ctx.save_for_backward(index)
         ctx.sizes = (num_content, seq_len, width)
@@ -106,11 +106,12 @@ class _RelativeShift(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         num_content, seq_len, width = ctx.sizes
         rows, heads, total, keys = grad.shape
-        found = grad.new_zeros(rows, heads, total, width)  # (B, N, R, J)
+        found = grad.new_zeros(heads, rows, total, width)  # (N, B, R, J)
+        by_row = found.transpose(0, 1)  # (B, N, R, J)
         if num_content and width == keys + seq_len - 1:
             found.as_strided(
                 (rows, heads, num_content, keys),
-                (heads * total * width, total * width, width - 1, 1),
+                (total * width, rows * total * width, width - 1, 1),
                 seq_len - 1,
             ).copy_(grad[:, :, :num_content])
         elif num_content:
@@ -118,11 +119,11 @@ class _RelativeShift(torch.autograd.Function):
             # is read too far left belongs to hidden keys of the row before, whose gradient is zero.
             padded = functional.pad(grad[:, :, :num_content].flatten(2), (seq_len - 1, 0))  # (B, N, T - 1 + T * K)
             block = padded.shape[-1]
-            found[:, :, :num_content] = padded.as_strided(
+            by_row[:, :, :num_content] = padded.as_strided(
                 (rows, heads, num_content, width), (heads * block, block, keys + 1, 1), padded.storage_offset()
             )
         if total > num_content:
-            found[:, :, num_content:].scatter_add_(3, index, grad[:, :, num_content:])
+            by_row[:, :, num_content:].scatter_add_(3, index, grad[:, :, num_content:])
         return found, None, None, None, None
 
 
@@ -130,13 +131,15 @@ def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     """The part of the scores that depends on position, with the mask in it.
 
     Args:
-        query: (B, N, R, H) = (q + v), scaled.
-        distance_keys: (N, J, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`.
+        query: (B, R, N, H) = (q + v), scaled.
+        distance_keys: (J, N, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`.
 
     Returns:
         (B, N, R, K)
     """
-    scores = query @ distance_keys.transpose(1, 2)  # (B, N, R, J)
+    rows, total, heads, _ = query.shape
+    grouped = query.permute(2, 0, 1, 3).flatten(1, 2)  # (N, B*R, H): one product per head for all rows of text
+    scores = torch.bmm(grouped, distance_keys.permute(1, 2, 0)).view(heads, rows, total, -1)  # (N, B, R, J)
     return _RelativeShift.apply(scores, view.mask, view.starts, view.num_content, view.seq_len)
 
 
@@ -157,7 +160,7 @@ def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
         bias.flatten(0, 1), query.reshape(-1, total, width), key.reshape(-1, key.shape[2], width).transpose(1, 2)
     )  # (B*N, R, K)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    weights = functional.dropout(weights, dropout).to(value.dtype)
+    weights = drop(weights, dropout).to(value.dtype)
     return torch.bmm(weights, value.reshape(-1, value.shape[2], width)).view(rows, heads, total, width)
 
 
@@ -203,7 +206,8 @@ class RelativeAttention(nn.Module):
     def forward(
         self,
         rows: Tensor,
-        keys: Tensor,
+        content: Tensor,
+        memory: Tensor,
         table: Tensor,
         view: View,
         *,
@@ -216,7 +220,8 @@ class RelativeAttention(nn.Module):
 
         Args:
             rows: (B, R, D).
-            keys: (B, K, D), memory first.
+            content: (B, T, D) states of the present keys.
+            memory: (B, M, D) states of the remembered keys, without gradient.
             table: (J, D) sinusoids of the distances.
             view: what the rows may see.
             u, v, s: (N, H) biases of the query for content, position and segment.
@@ -228,10 +233,10 @@ class RelativeAttention(nn.Module):
         heads, width = self.num_heads, self.head_dim
         scale = width**-0.5
         query = self.query(rows).unflatten(-1, (heads, width))  # (B, R, N, H)
-        key, value = self.key_value(keys).unflatten(-1, (2, heads, width)).permute(2, 0, 3, 1, 4)  # 2 x (B, N, K, H)
-        distance_keys = self.distance(table).unflatten(-1, (heads, width)).transpose(0, 1)  # (N, J, H)
-        for_content = ((query + u) * scale).transpose(1, 2)  # (B, N, R, H)
-        for_position = ((query + v) * scale).transpose(1, 2)  # (B, N, R, H)
+        for_content = torch.add(u * scale, query, alpha=scale).transpose(1, 2)  # (B, N, R, H)
+        for_position = torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
+        key, value = self._keys_and_values(content, memory)  # (B, N, K, H) each
+        distance_keys = self.distance(table.to(rows.dtype)).unflatten(-1, (heads, width))  # (J, N, H)
         bias = relative_bias(for_position, distance_keys, view)  # (B, N, R, K)
         if view.other_segment is not None and s is not None and segment is not None:
             by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)[..., None]  # (2, B, N, R, 1)
@@ -240,3 +245,10 @@ class RelativeAttention(nn.Module):
         mixed = BACKENDS[self.backend](for_content, key, value, bias, dropout)  # (B, N, R, H)
         mixed = mixed * view.alive.to(mixed.dtype)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, R, D)
+
+    def _keys_and_values(self, content: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected apart, since nothing flows back into memory; then laid out head by head in one copy."""
+        split = (2, self.num_heads, self.head_dim)
+        parts = [self.key_value(states).unflatten(-1, split) for states in (memory, content) if states.shape[1]]
+        both = torch.cat([part.permute(2, 0, 3, 1, 4) for part in parts], dim=3)  # (2, B, N, K, H)
+        return both[0], both[1]

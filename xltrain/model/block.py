@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from xltrain.model.attention import RelativeAttention, View
+from xltrain.model.dropout import Dropout
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -29,7 +30,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(d_model, d_inner)
         self.outer = nn.Linear(d_inner, d_model)
-        self.activation, self.dropout = ACTIVATIONS[activation], nn.Dropout(dropout)
+        self.activation, self.dropout = ACTIVATIONS[activation], Dropout(dropout)
 
     def forward(self, rows: Tensor) -> Tensor:
         hidden = self.dropout(self.activation(self.inner(rows)))  # (B, R, I)
@@ -61,7 +62,7 @@ class Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(d_model, eps=norm_eps)
         self.feed_forward = FeedForward(d_model=d_model, d_inner=d_inner, activation=activation, dropout=dropout)
         self.feed_forward_norm = nn.LayerNorm(d_model, eps=norm_eps)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -87,11 +88,13 @@ class Layer(nn.Module):
         Returns:
             (B, R, D)
         """
-        keys = torch.cat([memory.to(content.dtype), content], dim=1) if memory.shape[1] else content  # (B, K, D)
+        memory = memory.to(content.dtype)
         biases = {"u": u, "v": v, "s": s, "segment": segment}
         if self.pre_norm:
-            mixed = self.attention(self.attention_norm(rows), self.attention_norm(keys), table, view, **biases)
+            norm = self.attention_norm
+            mixed = self.attention(norm(rows), norm(content), norm(memory), table, view, **biases)
             rows = rows + self.dropout(mixed)
             return rows + self.feed_forward(self.feed_forward_norm(rows))
-        rows = self.attention_norm(rows + self.dropout(self.attention(rows, keys, table, view, **biases)))
+        mixed = self.attention(rows, content, memory, table, view, **biases)
+        rows = self.attention_norm(rows + self.dropout(mixed))
         return self.feed_forward_norm(rows + self.feed_forward(rows))

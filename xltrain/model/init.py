@@ -19,7 +19,7 @@ def initialise(model: nn.Module, *, std: float, generator: torch.Generator | Non
     for name, parameter in sorted(model.named_parameters()):
         if name in norms:
             parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-        elif name.endswith(".bias"):
+        elif name.endswith("bias") or ".biases." in name:
             parameter.zero_()
         else:
             parameter.normal_(0.0, std, generator=generator)

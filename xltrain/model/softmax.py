@@ -1,11 +1,20 @@
-"""From hidden states to the loss of each target."""
+"""From hidden states to the loss of each target, with one softmax over all words or one over bins of words."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from xltrain.model.embedding import AdaptiveEmbedding, bins
+
 IGNORE = -1
 """A target that is not scored."""
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """fp32 at least: sums of exponentials over a vocabulary need it."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class Softmax(nn.Module):
@@ -13,15 +22,16 @@ class Softmax(nn.Module):
 
     def __init__(self, *, vocab_size: int, d_model: int, tied_to: nn.Embedding | None) -> None:
         super().__init__()
-        self.tied = tied_to is not None
-        self.weight = (
-            tied_to.weight if tied_to is not None else nn.Parameter(torch.empty(vocab_size, d_model))
-        )  # (V, D)
+        self.weight = tied_to.weight if tied_to is not None else nn.Parameter(torch.empty(vocab_size, d_model))  # (V, D)
         self.bias = nn.Parameter(torch.zeros(vocab_size))  # (V,)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         return functional.linear(hidden, self.weight, self.bias)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
+        return _wide(self.logits(hidden)).log_softmax(dim=-1)
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood in nats, in fp32 or better; 0 where the target is ``IGNORE``.
@@ -33,7 +43,82 @@ class Softmax(nn.Module):
         Returns:
             (B, P)
         """
-        logits = self.logits(hidden)  # (B, P, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = _wide(self.logits(hidden))  # (B, P, V)
         nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORE)
         return nll.view_as(targets)  # (B, P)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """A softmax over the frequent words and one symbol per further bin, then one within the bin (Grave et al. 2017).
+
+    Args:
+        embedding: whose bins these are.
+        tie_embeddings: use its tables as weights.
+        tie_projections: per bin, use its projection; where not, the bin has one of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        cutoffs: Sequence[int],
+        div_val: int,
+        embedding: AdaptiveEmbedding,
+        tie_embeddings: bool,
+        tie_projections: Sequence[bool],
+    ) -> None:
+        super().__init__()
+        self.bins, self.one_table = bins(vocab_size, cutoffs), div_val == 1
+        tables = list(embedding.tables)
+        self.weights = nn.ParameterList(
+            table if tie_embeddings else nn.Parameter(torch.empty_like(table)) for table in tables
+        )  # (V_i, D_i)
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(table.shape[0])) for table in tables)  # (V_i,)
+        self.projections = nn.ParameterList(
+            shared if tied else nn.Parameter(torch.empty_like(shared))
+            for shared, tied in zip(embedding.projections, tie_projections, strict=False)
+        )  # (D, D_i)
+        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), d_model))  # (bins - 1, D)
+        self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs)))
+
+    def _bin_logits(self, index: int, hidden: Tensor) -> Tensor:
+        """(n, D) -> (n, V_i), for the first bin with one more column per further bin."""
+        first, last = self.bins[index]
+        if self.one_table:
+            weight, bias = self.weights[0][first:last], self.biases[0][first:last]
+        else:
+            weight, bias = self.weights[index], self.biases[index]
+            hidden = hidden @ self.projections[index].to(hidden.dtype)  # (n, D_i)
+        if index == 0:
+            weight = torch.cat([weight, self.cluster_weight])
+            bias = torch.cat([bias, self.cluster_bias])
+        return _wide(functional.linear(hidden, weight, bias))
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """(..., D) -> (..., V)"""
+        flat = hidden.flatten(0, -2)  # (n, D)
+        head = self._bin_logits(0, flat).log_softmax(dim=-1)
+        shortlist = self.bins[0][1]
+        parts = [head[:, :shortlist]]
+        for index in range(1, len(self.bins)):
+            within = self._bin_logits(index, flat).log_softmax(dim=-1)
+            parts.append(within + head[:, shortlist + index - 1, None])
+        return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """As :meth:`Softmax.forward`; losses stay in the order of the targets."""
+        flat, wanted = hidden.flatten(0, 1), targets.flatten()  # (B*P, D), (B*P,)
+        shortlist = self.bins[0][1]
+        head = self._bin_logits(0, flat).log_softmax(dim=-1)
+        column = wanted.clamp(min=0)
+        for index, (first, last) in enumerate(self.bins[1:], start=1):
+            column = torch.where((wanted >= first) & (wanted < last), shortlist + index - 1, column)
+        nll = -head.gather(1, column[:, None]).squeeze(1)  # (B*P,)
+        for index, (first, last) in enumerate(self.bins[1:], start=1):
+            places = ((wanted >= first) & (wanted < last)).nonzero().squeeze(1)
+            within = functional.cross_entropy(
+                self._bin_logits(index, flat[places]), wanted[places] - first, reduction="none"
+            )
+            nll = nll.index_add(0, places, within)
+        return nll.masked_fill(wanted == IGNORE, 0.0).view_as(targets)

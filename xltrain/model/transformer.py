@@ -4,6 +4,7 @@ Shapes: B rows, T segment length, M memory length, K = M + T, P predicted positi
 V vocabulary, L layers.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 from xltrain.model.attention import View
 from xltrain.model.block import Layer
+from xltrain.model.dropout import Dropout
+from xltrain.model.embedding import AdaptiveEmbedding
 from xltrain.model.memory import Memory
 from xltrain.model.positions import distances, sinusoid
-from xltrain.model.softmax import Softmax
+from xltrain.model.softmax import AdaptiveSoftmax, Softmax
 from xltrain.model.visibility import Visibility
 
 Stream = Literal["content", "query"]
@@ -27,6 +30,7 @@ class LanguageModel(nn.Module):
         query_stream: whether there is a second stream that knows a position but not its token (XLNet, section 2.4).
         two_sided: whether a row can see keys after it; a causal model needs only half of the distances.
         tie_position_bias: one u, v (and s) for all layers.
+        cutoffs, div_val, tie_projections: bins of an adaptive embedding and softmax, ids sorted by frequency.
         backend: attention backend, see :mod:`xltrain.model.attention`.
         Other arguments: as the keys of the same names in the model section of a configuration.
     """
@@ -50,6 +54,9 @@ class LanguageModel(nn.Module):
         norm_eps: float = 1e-12,
         scale_embeddings: bool = False,
         tie_embeddings: bool = True,
+        cutoffs: Sequence[int] = (),
+        div_val: int = 1,
+        tie_projections: Sequence[bool] = (),
         segment_embeddings: bool = False,
         query_stream: bool = False,
         two_sided: bool = False,
@@ -59,7 +66,26 @@ class LanguageModel(nn.Module):
         self.d_model, self.num_layers, self.two_sided = d_model, num_layers, two_sided
         self.clamp_len, self.same_length = clamp_len, same_length
         self.scale = d_model**0.5 if scale_embeddings else 1.0
-        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.embedding: nn.Embedding | AdaptiveEmbedding
+        self.softmax: Softmax | AdaptiveSoftmax
+        if cutoffs:
+            self.embedding = AdaptiveEmbedding(
+                vocab_size=vocab_size, d_model=d_model, cutoffs=cutoffs, div_val=div_val
+            )
+            self.softmax = AdaptiveSoftmax(
+                vocab_size=vocab_size,
+                d_model=d_model,
+                cutoffs=cutoffs,
+                div_val=div_val,
+                embedding=self.embedding,
+                tie_embeddings=tie_embeddings,
+                tie_projections=tie_projections,
+            )
+        else:
+            self.embedding = nn.Embedding(vocab_size, d_model)
+            self.softmax = Softmax(
+                vocab_size=vocab_size, d_model=d_model, tied_to=self.embedding if tie_embeddings else None
+            )
         if query_stream:
             self.mask_embedding = nn.Parameter(torch.empty(d_model))  # (D,)
         sets = 1 if tie_position_bias else num_layers
@@ -83,14 +109,11 @@ class LanguageModel(nn.Module):
             )
             for _ in range(num_layers)
         )
-        self.dropout = nn.Dropout(dropout)
-        self.softmax = Softmax(
-            vocab_size=vocab_size, d_model=d_model, tied_to=self.embedding if tie_embeddings else None
-        )
+        self.dropout = Dropout(dropout)
 
     def empty_memory(self, *, rows: int, mem_len: int) -> Memory:
         """A memory that holds nothing yet, on the device of the weights."""
-        weight = self.embedding.weight
+        weight = self.bias_u
         return Memory.empty(
             num_layers=self.num_layers,
             rows=rows,
@@ -181,7 +204,7 @@ class LanguageModel(nn.Module):
         return self.dropout(rows), memory.advanced(inputs, written)
 
     def _table(self, seq_len: int, mem_len: int) -> Tensor:
-        weight = self.embedding.weight
+        weight = self.bias_u
         found = distances(
             seq_len=seq_len,
             mem_len=mem_len,
@@ -223,7 +246,7 @@ class LanguageModel(nn.Module):
             of_rows = segment_ids if slots is None else torch.cat([segment_ids, segment_ids.gather(1, slots)], dim=1)
             of_memory = segment_ids.new_zeros(order.shape[0], memory.mem_len)  # memory counts as part 0
             segments = of_rows, torch.cat([of_memory, segment_ids], dim=1)  # (B, R), (B, K)
-        dtype = torch.promote_types(self.embedding.weight.dtype, torch.float32)
+        dtype = torch.promote_types(self.bias_u.dtype, torch.float32)
 
         def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
             return View.of(

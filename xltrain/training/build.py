@@ -6,6 +6,7 @@ import torch
 
 from xltrain.config.schema import Config
 from xltrain.data.tokenizer import Tokenizer, never_target, starts_word
+from xltrain.errors import UsageError
 from xltrain.model.attention import choose_backend
 from xltrain.model.init import initialise
 from xltrain.model.transformer import LanguageModel
@@ -17,6 +18,10 @@ from xltrain.objectives.plan import Objective
 def build_model(config: Config, *, vocab_size: int, device: torch.device) -> LanguageModel:
     """An initialised model; the weights depend on the seed and the shapes only, not on the device."""
     wanted = config.model
+    if wanted.adaptive.cutoffs and wanted.adaptive.cutoffs[-1] >= vocab_size:
+        raise UsageError(
+            f"model.adaptive.cutoffs: {wanted.adaptive.cutoffs[-1]:,} is not below the vocabulary size {vocab_size:,}"
+        )
     model = LanguageModel(
         vocab_size=vocab_size,
         num_layers=wanted.num_layers,
@@ -34,6 +39,9 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
         norm_eps=wanted.norm_eps,
         scale_embeddings=wanted.scale_embeddings,
         tie_embeddings=wanted.tie_embeddings,
+        cutoffs=wanted.adaptive.cutoffs,
+        div_val=wanted.adaptive.div_val,
+        tie_projections=wanted.adaptive.tied_projections,
         segment_embeddings=wanted.segment_embeddings,
         query_stream=config.objective.name == "permutation",
         two_sided=config.objective.name != "causal",

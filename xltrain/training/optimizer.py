@@ -10,7 +10,7 @@ from xltrain.config.schema import OptimizerConfig
 
 def decayed(name: str) -> bool:
     """Whether weight decay applies: to matrices, embeddings and attention biases, not to norms and other biases."""
-    return not (name.endswith(".bias") or "norm" in name)
+    return not (name.endswith("bias") or "norm" in name or ".biases." in name)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -36,12 +36,13 @@ def open_run(config: Config, *, resume: bool, overwrite: bool) -> Checkpoint | N
     """Check the run's folder; returns the checkpoint to go on from, or None to start at step 0.
 
     Raises:
-        UsageError: if the folder holds a run and neither ``resume`` nor ``overwrite`` says what to do with it, or if
-            the configuration does not continue that run.
+        UsageError: if the folder holds a run and neither ``resume`` nor ``overwrite`` says what to do with it, if all
+            its checkpoints are damaged, or if the configuration does not continue that run.
     """
     folder = Path(config.run.folder)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"run.output_dir: {folder} is a file; choose a folder")
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
     if not holds_run(folder) or overwrite:
         if resume:
             console.say(f"{folder} holds no run yet: starting at step 0")
@@ -49,8 +50,10 @@ def open_run(config: Config, *, resume: bool, overwrite: bool) -> Checkpoint | N
     if not resume:
         raise UsageError(f"{folder} already holds a run; --resume continues it, --overwrite deletes it and starts anew")
     checkpoint = newest_checkpoint(folder)
+    if checkpoint is None and list_checkpoints(folder):
+        raise UsageError(f"{folder}: every checkpoint is damaged; --overwrite deletes them and starts anew")
     if checkpoint is None:
-        console.say(f"{folder} holds no complete checkpoint: starting at step 0")
+        console.say(f"{folder} holds no checkpoint yet: starting at step 0")
         return None
     _compare(config, checkpoint)
     return checkpoint

@@ -1,0 +1,419 @@
+"""Configuration: what people write in YAML, and what they are told when it is wrong."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import corpora
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from xltrain.config.load import dump_config, load_config, parse_yaml, validate
+from xltrain.config.schema import Config, Section
+from xltrain.errors import UsageError
+
+PACKAGE = Path(__file__).parent.parent / "xltrain"
+TEXT = "corpus: {train: [a.txt]}\n"
+
+
+def load(folder: Path, text: str, *overrides: str) -> Config:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, overrides)
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> str:
+    """The message for a configuration that must be refused, without the path in front."""
+    with pytest.raises(UsageError) as caught:
+        load(folder, text, *overrides)
+    return str(caught.value).removeprefix(f"{folder / 'c.yaml'}: ")
+
+
+# --- numbers, booleans and text as a person writes them
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("1e-4", 1e-4), ("5e4", 5e4), ("1E-4", 1e-4), (".5", 0.5), ("1.", 1.0), ("+2e+1", 20.0)]
+)
+def test_a_rate_may_be_written_in_any_usual_way(tmp_path: Path, written: str, meant: float):
+    lr = load(tmp_path, TEXT + f"optimizer: {{lr: {written}}}").optimizer.lr
+    assert lr == meant
+    assert isinstance(lr, float)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("010", 10), ("1_000", 1000), ("5e1", 50), ("10.0", 10), ("'7'", 7), ("+3", 3)]
+)
+def test_a_count_may_be_written_in_any_usual_way(tmp_path: Path, written: str, meant: int):
+    steps = load(tmp_path, TEXT + f"schedule: {{warmup_steps: {written}}}").schedule.warmup_steps
+    assert steps == meant
+    assert isinstance(steps, int)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("no", False), ("Off", False), ("yes", True), ("TRUE", True)])
+def test_yes_and_no_are_booleans_where_one_is_asked_for(tmp_path: Path, written: str, meant: bool):
+    assert load(tmp_path, TEXT + f"segments: {{cross_documents: {written}}}").segments.cross_documents is meant
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "written"),
+    [
+        ("training", "max_steps", "1:30"),
+        ("training", "max_steps", "0x10"),
+        ("training", "max_steps", "10.5"),
+        ("training", "max_steps", "no"),
+        ("training", "max_steps", ".inf"),
+        ("training", "batch_size", "0"),
+        ("training", "batch_size", "-1"),
+        ("training", "device", "gpu"),
+        ("training", "precision", "fp8"),
+        ("optimizer", "lr", "yes"),
+        ("optimizer", "lr", "1e-4x"),
+        ("optimizer", "lr", "0"),
+        ("optimizer", "lr", ".nan"),
+        ("optimizer", "betas", "[0.9]"),
+        ("optimizer", "betas", "[0.9, 1.0]"),
+        ("optimizer", "betas", "[0.9, 0.99, 0.999]"),
+        ("run", "name", "no"),
+        ("run", "name", "7"),
+        ("run", "seed", "-1"),
+        ("run", "seed", "4294967296"),
+        ("segments", "seq_len", "[1]"),
+        ("segments", "cross_documents", "maybe"),
+        ("tokenizer", "character_coverage", "0.97"),
+        ("tokenizer", "character_coverage", "1.01"),
+        ("tokenizer", "user_defined_symbols", "<eop>"),
+        ("corpus", "train", "a.txt"),
+        ("corpus", "train", "[]"),
+        ("model", "init", "3"),
+        ("logging", "every", "0"),
+    ],
+)
+def test_what_means_nothing_for_a_key_is_refused_by_that_key(tmp_path: Path, section: str, key: str, written: str):
+    text = f"{section}: {{{key}: {written}}}"
+    message = refusal(tmp_path, text if section == "corpus" else TEXT + text)
+    assert message.startswith(f"{section}.{key}")
+    assert "\n" not in message
+
+
+def test_a_bad_value_is_shown_with_what_is_allowed(tmp_path: Path):
+    assert refusal(tmp_path, TEXT + "training: {max_steps: 1:30}").endswith("written like 1000 or 1e-4")
+    assert "'1:30'" in refusal(tmp_path, TEXT + "training: {max_steps: 1:30}")
+    assert "choose auto, cpu, cuda or cuda:N" in refusal(tmp_path, TEXT + "training: {device: gpu}")
+    assert "put it in quotes" in refusal(tmp_path, TEXT + "run: {name: 7}")
+    assert "[a.txt, b.txt]" in refusal(tmp_path, "corpus: {train: a.txt}")
+
+
+# --- files that are no configuration
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- a\n- b\n", "must hold sections"),
+        ("just words\n", "must hold sections"),
+        ("", "corpus.train: is missing"),
+        ("# nothing yet\n", "corpus.train: is missing"),
+        ("run: {seed: 3}\n", "corpus.train: is missing"),
+        ("corpus: {validation: [v.txt]}\n", "corpus.train: is missing"),
+        ("corpus: {train: [a.txt\n", "not valid YAML"),
+        ("corpus: {train: [a.txt]}\nrun: !!int x\n", "not valid YAML"),
+        ("corpus:\n  train: [a.txt]\n  train: [b.txt]\n", "'train' is given twice (line 3)"),
+        ("corpus: {train: [a.txt]}\nrun: {}\nrun: {}\n", "'run' is given twice (line 3)"),
+        ("? [corpus]\n: {train: [a.txt]}\n", "a key must be a name (line 1)"),
+        ("corpus: {train: [a.txt]}\n1: 2\n", "1: no such key"),
+        ("corpus: {train: [a.txt]}\nmodel: {1: 2}\n", "model.1"),
+        ("corpus: {train: [a.txt]}\nmodel: 3\n", "model: 3 is not allowed; a section holds keys"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_in_one_line(tmp_path: Path, text: str, said: str):
+    message = refusal(tmp_path, text)
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_missing_file_a_folder_and_another_encoding_are_named(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: no such configuration file \(working directory "):
+        load_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(UsageError, match="is a folder; give a YAML file"):
+        load_config(tmp_path)
+    (tmp_path / "utf16.yaml").write_bytes(TEXT.encode("utf-16-le") + b"\xff")
+    with pytest.raises(UsageError, match=r"utf16\.yaml: not"):
+        load_config(tmp_path / "utf16.yaml")
+
+
+def test_merged_keys_may_be_replaced_but_not_given_twice():
+    shared = "a: &shared {x: 1, y: 2}\nb:\n  <<: *shared\n  y: 3\n"
+    assert parse_yaml(shared) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
+    with pytest.raises(yaml.YAMLError, match="'y' is given twice"):
+        parse_yaml(shared + "  y: 4\n")
+
+
+# --- unknown keys, and all mistakes at once
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle: {}", "modle: no such key; did you mean 'model'?"),
+        ("model: {n_layers: 2}", "model.n_layers: no such key; did you mean 'num_layers'?"),
+        ("model: {init: {sdt: 1}}", "model.init.sdt: no such key; did you mean 'std'?"),
+        ("model: {lr: 1}", "model.lr: no such key; did you mean 'optimizer.lr'?"),
+        ("warmup_steps: 5", "warmup_steps: no such key; did you mean 'schedule.warmup_steps'?"),
+        ("logging: {zzzzz: 5}", "logging.zzzzz: no such key; allowed here: every"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_valid_one(tmp_path: Path, text: str, said: str):
+    assert refusal(tmp_path, TEXT + text) == said
+
+
+def test_all_mistakes_come_in_one_message_with_dotted_paths(tmp_path: Path):
+    text = """
+corpus: {validation: [v.txt]}
+modle: {}
+model: {n_layers: 2, init: {std: -1}}
+optimizer: {lr: fast}
+training: {batch_size: 5, accumulate: 2}
+"""
+    message = refusal(tmp_path, text, "--", "schedule.nam=cosine", "training.device=tpu")
+    lines = message.splitlines()
+    assert lines[0] == "9 mistakes"
+    assert [line.split(": ")[0].strip() for line in lines[1:]] == [
+        "--set --",
+        "modle",
+        "corpus.train",
+        "model.init.std",
+        "model.n_layers",
+        "optimizer.lr",
+        "schedule.nam",
+        "training.accumulate",
+        "training.device",
+    ]
+
+
+# --- faults that show only when keys are read together
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: {d_model: 25, num_heads: 5}", "model.d_model: 25 is odd"),
+        ("model: {d_model: 50, num_heads: 4}", "model.num_heads: 4 does not divide d_model 50"),
+        ("model: {num_layers: 0}", "model.num_layers: 0 is not allowed"),
+        ("model: {dropout: 1.5}", "model.dropout: 1.5 is not allowed"),
+        ("segments: {mem_len: -1}", "segments.mem_len: -1 is not allowed"),
+        ("training: {batch_size: 6, accumulate: 4}", "training.accumulate: 4 does not divide batch_size 6"),
+        ("objective: {num_predict: 129}", "objective.num_predict: 129 exceeds segments.seq_len 128"),
+        ("schedule: {warmup_steps: 1001}", "schedule.warmup_steps: 1001 exceeds training.max_steps 1000"),
+        ("model: {same_length: true}", "model.same_length: it needs objective.name causal"),
+    ],
+)
+def test_impossible_shapes_are_refused_with_the_rule_and_the_value(tmp_path: Path, text: str, said: str):
+    assert refusal(tmp_path, TEXT + text).startswith(said)
+
+
+def test_a_head_width_of_its_own_frees_the_number_of_heads(tmp_path: Path):
+    assert load(tmp_path, TEXT + "model: {d_model: 50, num_heads: 4, head_dim: 16}").model.head_width == 16
+
+
+def test_every_bad_symbol_of_the_vocabulary_is_listed(tmp_path: Path):
+    text = """tokenizer: {user_defined_symbols: ["<eop>", "", "<pad>", "'<n>'", "<x>", "<x>", "a b"]}"""
+    message = refusal(tmp_path, TEXT + text)
+    for said in (
+        "'' is empty",
+        "'<pad>' is already a control symbol",
+        "\"'<n>'\" has quotes in its name",
+        "'<x>' is listed twice",
+        "'a b' contains white space",
+    ):
+        assert f"tokenizer.user_defined_symbols: {said}" in message
+    assert message.startswith("5 mistakes")
+
+
+def test_the_paragraph_symbol_keeps_its_place_in_a_trained_vocabulary(tmp_path: Path):
+    assert "'<eop>'" in refusal(tmp_path, TEXT + "tokenizer: {user_defined_symbols: []}")
+    char = load(tmp_path, TEXT + "tokenizer: {kind: char, user_defined_symbols: []}")
+    assert char.tokenizer.user_defined_symbols == []
+
+
+# --- --set
+
+
+def test_set_overrides_the_file_the_last_one_winning(tmp_path: Path):
+    config = load(
+        tmp_path,
+        TEXT + "model: {num_layers: 3}",
+        "model.num_layers=4",
+        "optimizer.lr=1e-4",
+        "optimizer.lr = 5e-4",
+        "model.init.std=.5",
+        "corpus.validation=[b.txt, c.txt]",
+        "run.name=a=b",
+        "segments.cross_documents=no",
+        "model.head_dim=null",
+    )
+    assert (config.model.num_layers, config.optimizer.lr, config.model.init.std) == (4, 5e-4, 0.5)
+    assert config.corpus.validation == ["b.txt", "c.txt"]
+    assert config.corpus.train == ["a.txt"]
+    assert (config.run.name, config.segments.cross_documents, config.model.head_dim) == ("a=b", False, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.lr", "--set optimizer.lr: must have the form section.key=value"),
+        ("lr=3", "--set lr=3: 'lr' names no key; write section.key=value"),
+        ("optimizer..lr=3", "--set optimizer..lr=3: must have the form"),
+        ("optimizer.lr=[1", "--set optimizer.lr=[1: the value is not valid YAML"),
+        ("run.seed.x=1", "run.seed"),
+        ("optimiser.lr=3", "optimiser: no such key; did you mean 'optimizer'?"),
+        ("optimizer.lr=", "optimizer.lr: None is not allowed"),
+    ],
+)
+def test_a_bad_override_is_refused_as_one_in_the_file_is(tmp_path: Path, override: str, said: str):
+    message = refusal(tmp_path, TEXT + "run: {seed: 3}", override)
+    assert said in message
+    assert "\n" not in message
+
+
+# --- after loading
+
+
+def test_a_loaded_configuration_cannot_be_changed(tmp_path: Path):
+    config = load(tmp_path, TEXT)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run.seed = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run = config.run  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.model.init.std = 1.0  # type: ignore[misc]
+
+
+def test_what_is_written_out_reads_back_the_same(tmp_path: Path):
+    text = "optimizer: {lr: 1e-7, betas: [0.8, 0.95]}\nmodel: {init: {std: 0.3}, head_dim: 8}\nrun: {name: 語料}\n"
+    config = load(tmp_path, TEXT + text)
+    assert load(tmp_path, dump_config(config)) == config
+    assert "語料" in dump_config(config)
+    unset = [name for name, section in config.as_dict().items() if f"{name}:" not in dump_config(config)]
+    assert unset == []
+
+
+LOOKALIKES = [
+    "1e-4",
+    "5E4",
+    ".5",
+    "010",
+    "1:30",
+    "no",
+    "Yes",
+    "null",
+    "~",
+    "0x1F",
+    "1_0",
+    "<<",
+    "=",
+    "2024-01-01",
+    " a",
+]
+
+
+@given(st.one_of(st.sampled_from(LOOKALIKES), st.text(min_size=1).filter(lambda text: text.isprintable())))
+def test_any_name_survives_being_written_out(name: str):
+    config, problems = validate({"run": {"name": name}, "corpus": {"train": [name, "b"], "cache_dir": name}})
+    assert problems == []
+    assert config is not None
+    again, problems = validate(parse_yaml(dump_config(config)))
+    assert problems == []
+    assert again == config
+
+
+# --- no key is accepted and then ignored
+
+READ_BY_NAME = {"corpus": {"train", "validation", "test"}}  # data/prepare.py: getattr(config.corpus, name)
+
+
+def section_of(kind: Any) -> dict[str, type[Section]]:
+    """Fields of a section that are sections themselves."""
+    found = {name: field.annotation for name, field in kind.model_fields.items()}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+
+def all_keys() -> set[tuple[str, str]]:
+    """(section, key) of everything that can be set to more than one value."""
+    keys = set()
+    for name, kind in section_of(Config).items():
+        for owner_name, owner in [(name, kind), *section_of(kind).items()]:
+            for key, field in owner.model_fields.items():
+                only_value = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+                if key not in section_of(owner) and not only_value:
+                    keys.add((owner_name, key))
+    return keys
+
+
+def read_keys() -> set[tuple[str, str]]:
+    """(section, key) of every ``section.key`` in the program, also through a local name such as ``wanted``."""
+    sections = set(section_of(Config)) | {inner for kind in section_of(Config).values() for inner in section_of(kind)}
+    owners = {kind.__name__: name for name, kind in section_of(Config).items()}
+    found: set[tuple[str, str]] = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        aliases = local_names(tree, sections, owners)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                base = node.value
+                if isinstance(base, ast.Attribute) and base.attr in sections:
+                    found.add((base.attr, node.attr))
+                elif isinstance(base, ast.Name):
+                    found |= {(section, node.attr) for section in aliases[base.id]}
+            elif isinstance(node, ast.ClassDef) and node.name in owners:
+                inside = [part for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+                found |= {(owners[node.name], part.attr) for part in inside if is_name(part.value, "self")}
+    return found
+
+
+def local_names(tree: ast.AST, sections: set[str], owners: dict[str, str]) -> dict[str, set[str]]:
+    """Local names of a module that stand for a section: assigned from one, or annotated as one."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets, values = node.targets[0], node.value
+            pairs = (
+                zip(targets.elts, values.elts, strict=True)
+                if isinstance(targets, ast.Tuple) and isinstance(values, ast.Tuple)
+                else [(targets, values)]
+            )
+            for target, value in pairs:
+                if isinstance(target, ast.Name) and isinstance(value, ast.Attribute) and value.attr in sections:
+                    found[target.id].add(value.attr)
+        elif isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name) and node.annotation.id in owners:
+            found[node.arg].add(owners[node.annotation.id])
+    return found
+
+
+def is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def test_every_key_is_read_somewhere():
+    by_name = {(section, key) for section, keys in READ_BY_NAME.items() for key in keys}
+    assert all_keys() - read_keys() - by_name == set()
+
+
+def test_the_search_for_unread_keys_would_find_one():
+    assert ("model", "num_layers") in read_keys()
+    assert ("logging", "num_layers") not in read_keys()
+
+
+def test_every_key_is_documented_where_it_is_declared():
+    for name, kind in section_of(Config).items():
+        for owner in (kind, *section_of(kind).values()):
+            missing = [key for key, field in owner.model_fields.items() if not field.description]
+            assert missing == [], name
+
+
+def test_the_test_configuration_is_valid(tmp_path: Path):
+    assert corpora.config_for(tmp_path / "a.txt", tmp_path).run.seed == 7

@@ -1,0 +1,231 @@
+"""Raw files as documents of lines: encodings, line ends, separators and counts."""
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import corpora
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from xltrain.data import corpus as corpus_module
+from xltrain.data.corpus import Counts, find_files, read_documents, read_lines
+from xltrain.data.prepare import prepare
+from xltrain.data.store import Store
+from xltrain.errors import UsageError
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    return path
+
+
+def documents(path: Path, separator: str = "blank_line", counts: Counts | None = None) -> list[list[str]]:
+    return [found.lines for found in read_documents([path], separator=separator, counts=counts)]
+
+
+def built(train: Path | list[Path], folder: Path, **tokenizer: object) -> Store:
+    return prepare(corpora.config_for(train, folder, tokenizer=tokenizer)).store
+
+
+def same_tokens(one: Store, other: Store) -> bool:
+    first, second = one.split("train"), other.split("train")
+    return np.array_equal(first.tokens, second.tokens) and np.array_equal(first.ends, second.ends)
+
+
+def refused(train: Path, folder: Path) -> str:
+    """The message for a corpus that must be refused, after a look that nothing is left behind."""
+    with pytest.raises(UsageError) as caught:
+        built(train, folder)
+    assert list((folder / "cache").iterdir()) == []
+    return str(caught.value)
+
+
+def test_the_invented_corpus_is_the_published_one(corpus: corpora.Corpus):
+    import hashlib
+
+    assert hashlib.sha256(corpus.train.read_bytes()).hexdigest() == corpora.TRAIN_SHA256
+    assert hashlib.sha256(corpus.valid.read_bytes()).hexdigest() == corpora.VALID_SHA256
+
+
+# --- what is in a file
+
+
+@pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+def test_windows_line_ends_and_a_stray_carriage_return_change_nothing(
+    corpus: corpora.Corpus, tmp_path: Path, normalization: str
+):
+    lines = corpus.train.read_bytes().split(b"\n")
+    lines[99] = lines[99][:20] + b"\r" + lines[99][20:]
+    windows = write(tmp_path / "windows.txt", b"\r\n".join(lines))
+    store = built(windows, tmp_path, normalization=normalization)
+    plain = built(corpus.train, tmp_path, normalization=normalization)
+    assert store.fingerprint != plain.fingerprint
+    assert same_tokens(store, plain)
+    assert store.manifest["splits"]["train"]["documents"] == 60
+    tokenizer = store.tokenizer()
+    assert [piece for piece in map(tokenizer.piece, range(store.vocab_size)) if "\r" in piece] == []
+
+
+@pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+def test_a_byte_order_mark_is_no_text_in_any_file(corpus: corpora.Corpus, tmp_path: Path, normalization: str):
+    lines = corpus.train.read_bytes().splitlines(keepends=True)
+    parts = [b"".join(lines[start : start + 1020]) for start in (0, 1020, 2040)]
+    plain = [write(tmp_path / f"{number}.txt", part) for number, part in enumerate(parts)]
+    marked = [write(tmp_path / f"bom{number}.txt", b"\xef\xbb\xbf" + part) for number, part in enumerate(parts)]
+    store = built(marked, tmp_path, normalization=normalization)
+    assert same_tokens(store, built(plain, tmp_path, normalization=normalization))
+    tokenizer = store.tokenizer()
+    assert [piece for piece in map(tokenizer.piece, range(store.vocab_size)) if "\ufeff" in piece] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("words and words\n".encode("utf-16-le"), "not UTF-8, it looks like UTF-16"),
+        ("words and words\n".encode("utf-16"), "not UTF-8, it looks like UTF-16"),
+        ("语料库的文字\n".encode("gb18030"), "not UTF-8 text (byte 0 is 0xd3)"),
+        (gzip.compress(b"words\n"), "a gzip file, not text"),
+        (lzma.compress(b"words\n"), "a xz file, not text"),
+        (bz2.compress(b"words\n"), "a bzip2 file, not text"),
+        (b"(\xb5/\xfd" + bytes(range(20)), "a zstd file, not text"),
+        (b"PK\x03\x04" + bytes(range(20)), "a zip file, not text"),
+        (b"", "contains no text"),
+        (b"\n\n\n", "contains no text"),
+        (b"    ", "contains no text"),
+        ("\ufeff\r\n\u3000\n", "contains no text"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name_and_nothing_is_left(tmp_path: Path, content: bytes | str, said: str):
+    path = write(tmp_path / "A2.txt", content)
+    message = refused(path, tmp_path)
+    assert str(path) in message
+    assert said in message
+    assert "\n" not in message
+
+
+def test_a_fault_deep_in_a_file_is_named_by_its_byte(corpus: corpora.Corpus, tmp_path: Path):
+    good = corpus.train.read_bytes()
+    path = write(tmp_path / "bad.txt", good + b"ab\xffcd\n")
+    assert f"not UTF-8 text (byte {len(good) + 2} is 0xff)" in refused(path, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n\n", b"   "])
+def test_an_empty_validation_file_is_refused_as_an_empty_training_file_is(
+    corpus: corpora.Corpus, tmp_path: Path, content: bytes
+):
+    empty = write(tmp_path / "empty.txt", content)
+    config = corpora.config_for(corpus.train, tmp_path, corpus={"validation": [str(empty)]})
+    with pytest.raises(UsageError, match=r"corpus\.validation: .*empty\.txt contains no text"):
+        prepare(config)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_text_that_begins_like_an_archive_is_text(tmp_path: Path):
+    assert documents(write(tmp_path / "t.txt", "BZh is how it begins\n")) == [["BZh is how it begins\n"]]
+
+
+# --- lines and documents
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path):
+    text = "a\x0bb\x0cc\x85d\u2028e\u2029f\x1cg\nh"
+    assert list(read_lines(write(tmp_path / "t.txt", text))) == ["a\x0bb\x0cc\x85d\u2028e\u2029f\x1cg\n", "h"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("blank_line", [["a\n", "b\n"], ["c\n"], ["d"]]),
+        ("line", [["a"], ["b"], ["c"], ["d"]]),
+        ("file", [["\n", "a\n", "b\n", " \t\n", "\n", "c\n", "\n", "d"]]),
+    ],
+)
+def test_documents_end_where_the_separator_says(tmp_path: Path, separator: str, expected: list[list[str]]):
+    counts = Counts()
+    path = write(tmp_path / "t.txt", "\na\nb\n \t\n\nc\n\nd")
+    assert documents(path, separator, counts) == expected
+    assert counts.documents == len(expected)
+    assert (counts.lines, counts.bytes, counts.characters, counts.words) == (7, 13, 13, 4)
+
+
+def test_a_file_always_ends_a_document(tmp_path: Path):
+    paths = [write(tmp_path / name, f"{name}\n") for name in ("a", "b")]
+    empty = write(tmp_path / "empty", "\n")
+    found = read_documents([paths[0], empty, paths[1]], separator="file")
+    assert [document.lines for document in found] == [["a\n"], ["b\n"]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no line end",
+        "one\n",
+        "\n\n\n",
+        "a\r\nb\r\n",
+        "\ufeffmarked\n",
+        "  spaces   between\twords  \n\n \n",
+        "語 料\n庫\n",
+        "\U0001f600 \U00020000\u0301\n",
+        "zero\0byte\n",
+    ],
+)
+def test_counts_are_those_of_wc(tmp_path: Path, content: str):
+    counts = Counts()
+    documents(write(tmp_path / "t.txt", content), counts=counts)
+    cleaned = content.replace("\r", "").replace("\ufeff", "").replace("\0", "")
+    assert counts.lines == content.count("\n")
+    assert counts.bytes == len(content.encode("utf-8"))
+    assert counts.characters == len(cleaned)
+    assert counts.words == len(cleaned.split())
+
+
+MESSY = st.text(st.sampled_from("ab é語\n\n\r\t\u2028\ufeff"), max_size=60)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(MESSY, st.integers(1, 20))
+def test_lines_joined_are_the_text_however_the_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int
+):
+    monkeypatch.setattr(corpus_module, "BLOCK", block)
+    cleaned = text.replace("\r", "").replace("\ufeff", "")
+    path, counts = write(tmp_path / "t.txt", text), Counts()
+    assert "".join(read_lines(path, counts)) == cleaned
+    assert (counts.lines, counts.characters, counts.words) == (cleaned.count("\n"), len(cleaned), len(cleaned.split()))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(MESSY)
+def test_no_word_is_lost_and_no_document_is_blank(tmp_path: Path, text: str):
+    path = write(tmp_path / "t.txt", text)
+    words = text.replace("\r", "").replace("\ufeff", "").split()
+    for separator in ("blank_line", "line", "file"):
+        found = documents(path, separator)
+        assert [word for lines in found for line in lines for word in line.split()] == words
+        assert all("".join(lines).strip() for lines in found)
+
+
+# --- finding files
+
+
+def test_files_come_in_the_order_of_the_patterns_and_once(tmp_path: Path):
+    for name in ("b1.txt", "b2.txt", "a.txt", "[x].txt"):
+        write(tmp_path / name, "x")
+    (tmp_path / "b9.txt").mkdir()
+    patterns = [str(tmp_path / pattern) for pattern in ("b*.txt", "[x].txt", "a.txt", "*.txt")]
+    assert [path.name for path in find_files(patterns, key="k")] == ["b1.txt", "b2.txt", "[x].txt", "a.txt"]
+
+
+def test_every_pattern_without_a_match_is_named_with_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.txt", "x")
+    with pytest.raises(UsageError) as caught:
+        find_files(["a.txt", "missing.txt", "no*.txt"], key="corpus.train")
+    expected = f"corpus.train: no file matches missing.txt, no*.txt (working directory {tmp_path})"
+    assert str(caught.value) == expected

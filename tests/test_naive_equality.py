@@ -1,0 +1,158 @@
+"""Outputs, memories and gradients equal a naive per-position loop, in float64."""
+
+from dataclasses import dataclass
+
+import naive
+import pytest
+import torch
+
+from xltrain.model.init import initialise
+from xltrain.model.transformer import LanguageModel
+
+B, T, P, V = 3, 5, 2, 11
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    mem_len: int
+    stream: str = "query"
+    settings: tuple[tuple[str, object], ...] = ()
+    documents: bool = False
+    parts: bool = False
+
+
+CASES = [
+    Case("no memory", 0),
+    Case("short memory", 3),
+    Case("long memory", 9),
+    Case("content stream, some positions", 3, stream="content"),
+    Case("pre-norm", 4, settings=(("norm_position", "pre"),)),
+    Case(
+        "shared biases, clamped, scaled",
+        6,
+        settings=(("tie_position_bias", True), ("clamp_len", 3), ("scale_embeddings", True)),
+    ),
+    Case("documents apart", 6, documents=True),
+    Case("parts", 4, parts=True, settings=(("segment_embeddings", True),)),
+    Case("parts, shared biases", 4, parts=True, settings=(("segment_embeddings", True), ("tie_position_bias", True))),
+    Case(
+        "wide heads, untied softmax", 4, settings=(("head_dim", 5), ("tie_embeddings", False), ("activation", "relu"))
+    ),
+]
+
+
+def model_of(
+    *, two_sided: bool = True, query_stream: bool = True, backend: str = "math", **settings: object
+) -> LanguageModel:
+    arguments: dict[str, object] = {
+        "vocab_size": V, "num_layers": 3, "d_model": 8, "num_heads": 2, "head_dim": 4, "d_inner": 12,
+    }  # fmt: skip
+    arguments |= settings
+    model = LanguageModel(two_sided=two_sided, query_stream=query_stream, backend=backend, **arguments).double()  # type: ignore[arg-type]
+    initialise(model, std=0.5, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # not at their trivial start
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).double() * 0.3)
+    return model
+
+
+def compare(model: LanguageModel, case: Case, *, order_of: str = "random", segments: int = 3) -> None:
+    draw = torch.Generator().manual_seed(7)
+    memory = model.empty_memory(rows=B, mem_len=case.mem_len)
+    remembered: naive.Remembered = [[[] for _ in range(B)] for _ in range(model.num_layers)]
+    fresh_rows = [[True] * B, [False, True, False], [True, False, False]]
+    loss, loss_naive = torch.zeros(()).double(), torch.zeros(()).double()
+    for number in range(segments):
+        tokens = torch.randint(0, V, (B, T), generator=draw)
+        causal = order_of == "causal"
+        order = torch.arange(T).expand(B, T) if causal else torch.randint(0, 4, (B, T), generator=draw)
+        predict = torch.rand(B, T, generator=draw).argsort(1)[:, :P].sort(1).values
+        targets = torch.randint(-1, V, (B, T if causal else P), generator=draw)
+        document = torch.randint(0, 2, (B, T), generator=draw).sort(1).values + number if case.documents else None
+        parts = torch.randint(0, 3, (B, T), generator=draw) if case.parts else None
+        common = {
+            "stream": case.stream,
+            "predict": None if causal else predict,
+            "document": document,
+            "segment_ids": parts,
+        }
+        hidden, memory = model.hidden(tokens, order, memory, fresh=torch.tensor(fresh_rows[number]), **common)
+        expected, remembered = naive.forward(
+            model, tokens, order, remembered, fresh=fresh_rows[number], mem_len=case.mem_len, **common
+        )
+        torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-10)
+        for layer in range(model.num_layers):
+            for row in range(B):
+                kept = remembered[layer][row]
+                assert memory.length[row] == len(kept)
+                if kept:
+                    states = torch.stack([state for state, _ in kept])
+                    torch.testing.assert_close(memory.states[layer, row, -len(kept) :], states, rtol=0, atol=1e-10)
+        loss = loss + model.softmax(hidden, targets).sum()
+        loss_naive = loss_naive + naive.nll(model, expected, targets).sum()
+    torch.testing.assert_close(loss, loss_naive, rtol=0, atol=1e-9)
+    ours = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    theirs = torch.autograd.grad(loss_naive, list(model.parameters()), allow_unused=True)
+    for (name, _), mine, plain in zip(model.named_parameters(), ours, theirs, strict=True):
+        assert (mine is None) == (plain is None), name
+        if mine is not None:
+            torch.testing.assert_close(
+                mine, plain, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_any_order_equals_the_naive_loop(case: Case, backend: str) -> None:
+    compare(model_of(backend=backend, **dict(case.settings)), case)
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
+@pytest.mark.parametrize("mem_len", [0, 3, 5, 9])
+@pytest.mark.parametrize("same_length", [False, True])
+def test_one_sided_distances_equal_the_naive_loop(mem_len: int, same_length: bool, backend: str) -> None:
+    """A causal model has only half of the distance table, and another backward."""
+    model = model_of(two_sided=False, query_stream=False, backend=backend, same_length=same_length)
+    compare(model, Case("causal", mem_len, stream="content"), order_of="causal")
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
+def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(backend: str) -> None:
+    """No memory, every position ordered: the first query in the order has no key at all."""
+    model = model_of(backend=backend)
+    order = torch.tensor([[3, 1, 2, 5, 4]])
+    captured = {}
+
+    def capture(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        captured[len(captured)] = output
+
+    for layer in model.layers:
+        layer.attention.output.register_forward_hook(capture)
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    nll, _ = model(tokens, order, tokens, model.empty_memory(rows=1, mem_len=4), stream="query")
+    nll.sum().backward()
+    for index, output in captured.items():
+        row = 1 + (0 if index == model.num_layers - 1 else T)  # the query slot of position 1
+        assert torch.equal(output[0, row], torch.zeros(8).double())
+    assert torch.isfinite(nll).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa"])
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
+def test_garbage_in_unused_memory_slots_changes_nothing(garbage: float, backend: str) -> None:
+    model = model_of(backend=backend)
+    tokens = torch.randint(0, V, (B, T))
+    order = torch.randint(0, 4, (B, T))
+    results = []
+    for fill in (0.0, garbage):
+        memory = model.empty_memory(rows=B, mem_len=6)
+        states = memory.states.clone().fill_(fill)
+        states[:, :, 4:] = torch.linspace(-1, 1, 16).view(2, 8).double()
+        memory = type(memory)(states, torch.tensor([2, 0, 1]), memory.document)
+        nll, _ = model(tokens, order, tokens, memory, stream="query")
+        results.append([nll, *torch.autograd.grad(nll.sum(), list(model.parameters()), allow_unused=True)])
+    for zero, filled in zip(*results, strict=True):
+        assert (zero is None and filled is None) or torch.equal(zero, filled)

@@ -1,0 +1,295 @@
+"""Text to ids: vocabularies as XLNet has them, and text that must not become a control symbol."""
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import corpora
+import numpy as np
+import pytest
+import sentencepiece
+
+from xltrain.data.prepare import Prepared, prepare
+from xltrain.data.tokenizer import (
+    CONTROLS,
+    SPECIALS,
+    CharTokenizer,
+    Tokenizer,
+    _sentences,
+    encode_text,
+    load_tokenizer,
+    never_target,
+    read_tokenizer,
+    starts_word,
+    train_characters,
+)
+from xltrain.errors import UsageError
+
+
+def written(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def built(train: Path, folder: Path, valid: Path | None = None, **tokenizer: object) -> Prepared:
+    splits = {} if valid is None else {"validation": [str(valid)]}
+    return prepare(corpora.config_for(train, folder, corpus=splits, tokenizer=tokenizer))
+
+
+def refused(train: Path, folder: Path, **tokenizer: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        built(train, folder, **tokenizer)
+    assert list((folder / "cache").iterdir()) == []
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- sentencepiece
+
+
+def test_special_pieces_stand_where_xlnet_has_them(spiece: Path):
+    tokenizer = read_tokenizer(spiece)
+    assert tuple(tokenizer.piece(number) for number in range(9)) == SPECIALS
+    assert (tokenizer.vocab_size, tokenizer.unk, tokenizer.eod) == (500, 0, 7)
+    raw = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
+    assert [raw.is_control(number) for number in range(9)] == [False] + [True] * 7 + [False]
+    assert raw.encode("a<eop>b").count(8) == 1
+
+
+def test_the_ids_of_the_invented_corpus_are_those_of_the_reference(corpus: corpora.Corpus, tmp_path: Path):
+    store = built(corpus.train, tmp_path, valid=corpus.valid).store
+    train, valid = store.manifest["splits"]["train"], store.manifest["splits"]["validation"]
+    assert (train["tokens"], train["documents"]) == (36_953, 60)
+    assert (valid["tokens"], valid["documents"]) == (3_782, 6)
+    assert (train["lines"], train["bytes"], train["words"]) == (3_060, 206_416, 29_968)
+
+
+def test_stored_ids_are_those_of_each_line_and_an_end_after_each_document(corpus: corpora.Corpus, tmp_path: Path):
+    store = built(corpus.train, tmp_path).store
+    raw = sentencepiece.SentencePieceProcessor(model_file=str(store.folder / "spiece.model"))
+    expected: list[int] = []
+    for document in corpus.train.read_text(encoding="utf-8").split("\n\n"):
+        if document.strip():
+            expected += [number for line in document.splitlines() for number in raw.encode(line)] + [7]
+    assert store.split("train").tokens.tolist() == expected
+
+
+def test_a_very_long_line_is_encoded_in_one_piece(corpus: corpora.Corpus, spiece: Path, tmp_path: Path):
+    line = " ".join(corpus.train.read_text(encoding="utf-8").split())[:200_000]
+    train = written(tmp_path / "long.txt", [line])
+    store = built(train, tmp_path, path=str(spiece)).store
+    raw = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
+    assert store.split("train").tokens.tolist() == [*raw.encode(line), 7]
+
+
+def test_text_that_looks_like_a_control_symbol_is_text(corpus: corpora.Corpus, tmp_path: Path):
+    lines = corpus.train.read_text(encoding="utf-8").splitlines()
+    for number in range(50):
+        lines[number * 60 + 3] += " a <mask> b <eod> c <unk> </s> <cls> <pad> <sep> <s>"
+    for kind, size in (("sentencepiece", 500), ("char", None)):
+        store = built(written(tmp_path / "looks.txt", lines), tmp_path / kind, kind=kind, vocab_size=size).store
+        tokens = store.split("train").tokens
+        occurrences = np.bincount(tokens, minlength=store.vocab_size)[:8]
+        assert occurrences[7] == 60
+        assert occurrences[1:7].sum() == 0
+        assert store.split("train").tokens[store.split("train").ends - 1].tolist() == [7] * 60
+
+
+def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(corpus: corpora.Corpus, tmp_path: Path):
+    for size in (8000, 32000):
+        message = refused(corpus.train, tmp_path, vocab_size=size)
+        assert message.startswith(f"tokenizer.vocab_size: {size:,} is more than this text allows: at most 659;")
+    assert built(corpus.train, tmp_path, vocab_size=659).store.vocab_size == 659
+
+
+def test_a_vocabulary_smaller_than_the_alphabet_names_the_smallest(corpus: corpora.Corpus, tmp_path: Path):
+    message = refused(corpus.train, tmp_path, vocab_size=12)
+    assert message.startswith("tokenizer.vocab_size: 12 is too small for the characters of this text: at least ")
+    smallest = int(message.split("at least ")[1].split(";")[0].replace(",", ""))
+    assert built(corpus.train, tmp_path, vocab_size=smallest).store.vocab_size == smallest
+
+
+def test_a_byte_pair_vocabulary_too_large_is_refused_the_same_way(tmp_path: Path):
+    train = written(tmp_path / "t.txt", ["ab ab abc", "abc ab"] * 20)
+    message = refused(train, tmp_path, vocab_size=300, model_type="bpe")
+    assert message.startswith("tokenizer.vocab_size: 300 is more than this text allows: at most ")
+
+
+@pytest.mark.parametrize(("among_others", "vocab_size"), [(True, 800), (False, 480)])
+def test_lines_too_long_for_sentencepiece_still_teach_it_their_characters(
+    corpus: corpora.Corpus, tmp_path: Path, among_others: bool, vocab_size: int
+):
+    lines = corpora.chinese_lines(200, 2000)
+    if among_others:
+        lines += corpus.train.read_text(encoding="utf-8").splitlines()
+    store = built(written(tmp_path / "long.txt", lines), tmp_path, vocab_size=vocab_size).store
+    counts = store.manifest["splits"]["train"]
+    assert counts["unknown"] / counts["tokens"] < 0.001
+
+
+def test_coverage_leaves_out_rare_characters_and_says_how_many_tokens_that_makes_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = corpora.chinese_lines(100, 30, alphabet=60)
+    train = written(tmp_path / "train.txt", lines)
+    other = [line[:-1] + chr(0x5000 + number) for number, line in enumerate(lines)]
+    valid = written(tmp_path / "valid.txt", other)
+    store = built(train, tmp_path, valid=valid, vocab_size=90).store
+    rates = {name: found["unknown"] / found["tokens"] for name, found in store.manifest["splits"].items()}
+    assert rates["validation"] > 0.03 > rates["train"]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(warnings) == 1
+    assert f"corpus.validation: {rates['validation']:.1%} of the tokens are <unk>" in warnings[0]
+
+
+def test_an_existing_model_is_used_as_it_is(corpus: corpora.Corpus, spiece: Path, tmp_path: Path):
+    store = built(corpus.train, tmp_path, path=str(spiece), vocab_size=None).store
+    assert (store.folder / "spiece.model").read_bytes() == spiece.read_bytes()
+    message = refused_with_other_size(corpus.train, tmp_path, spiece)
+    assert (
+        message == f"tokenizer.vocab_size: 600 does not fit {spiece}, which has 500 pieces; correct it, or leave it out"
+    )
+
+
+def refused_with_other_size(train: Path, folder: Path, model: Path) -> str:
+    with pytest.raises(UsageError) as caught:  # also when a store of the same model exists already
+        built(train, folder, path=str(model), vocab_size=600)
+    return str(caught.value)
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(corpus: corpora.Corpus, spiece: Path, tmp_path: Path):
+    other = tmp_path / "other.model"
+    other.write_bytes(b"not a model")
+    assert refused(corpus.train, tmp_path, path=str(other)) == f"{other}: not a sentencepiece model"
+    message = refused(corpus.train, tmp_path, kind="char", path=str(spiece), vocab_size=None)
+    assert message == f"tokenizer.kind: char does not fit {spiece}, which is a sentencepiece file"
+    for number, content in enumerate(("{}", "[]", '{"alphabet": 3}', "not json")):
+        table = tmp_path / f"{number}.json"
+        table.write_text(content, encoding="utf-8")
+        message = refused(corpus.train, tmp_path, kind="char", path=str(table), vocab_size=None)
+        assert message.startswith(f"{table}: not a character vocabulary")
+    with pytest.raises(UsageError, match=r"tokenizer\.path: .*missing\.model does not exist \(working directory "):
+        built(corpus.train, tmp_path, path=str(tmp_path / "missing.model"))
+    with pytest.raises(UsageError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_training_twice_gives_the_same_vocabulary(corpus: corpora.Corpus, tmp_path: Path):
+    one, two = (built(corpus.train, tmp_path / name).store for name in ("one", "two"))
+    assert (one.folder / "spiece.model").read_bytes() == (two.folder / "spiece.model").read_bytes()
+
+
+# --- long lines in vocabulary training
+
+
+def test_long_lines_are_cut_at_spaces_and_nothing_is_lost():
+    draw = random.Random(5)
+    words = ["".join(draw.choices("abcdé語", k=draw.randint(1, 30))) for _ in range(5_000)]
+    pieces = list(_sentences([" ".join(words), "short\n", "  \n"]))
+    assert max(len(piece.encode("utf-8")) for piece in pieces) <= 4_000
+    assert pieces[-1] == "short"
+    assert " ".join(pieces[:-1]).split() == words
+
+
+def test_long_lines_without_spaces_are_cut_between_characters():
+    line = "".join(corpora.chinese_lines(1, 10_000))
+    pieces = list(_sentences([line]))
+    assert max(len(piece.encode("utf-8")) for piece in pieces) <= 4_000
+    assert "".join(pieces) == line
+
+
+def test_a_very_long_line_takes_time_in_proportion_to_its_length():
+    def seconds(length: int) -> float:
+        line = "word " * (length // 5)
+        begin = time.perf_counter()
+        assert sum(len(piece) + 1 for piece in _sentences([line])) == length
+        return time.perf_counter() - begin
+
+    seconds(100_000)
+    assert min(seconds(8_000_000) for _ in range(3)) < 40 * max(min(seconds(400_000) for _ in range(3)), 1e-3)
+
+
+# --- characters
+
+
+def test_characters_are_numbered_by_code_point_after_the_special_pieces():
+    tokenizer = train_characters(["ba\n", "ab c語\n"], vocab_size=None)
+    assert tokenizer.alphabet == "\n abc語"
+    assert tokenizer.vocab_size == 15
+    assert tokenizer.encode(["cab\n", "x語"]) == [[13, 11, 12, 9], [0, 14]]
+    assert tokenizer.decode([13, 11, 9]) == "ca\n"
+    assert [tokenizer.piece(number) for number in (0, 7, 9)] == ["<unk>", "<eod>", "\n"]
+
+
+def test_characters_include_line_ends_but_not_where_each_line_is_a_document(tmp_path: Path):
+    train = written(tmp_path / "t.txt", ["ab", "ba", "", "aa"])
+    for separator, expected in (
+        ("blank_line", [[10, 11, 9, 11, 10, 9, 7], [10, 10, 9, 7]]),
+        ("line", [[9, 10, 7], [10, 9, 7], [9, 9, 7]]),
+        ("file", [[10, 11, 9, 11, 10, 9, 9, 10, 10, 9, 7]]),
+    ):
+        config = corpora.config_for(
+            train,
+            tmp_path,
+            corpus={"document_separator": separator},
+            tokenizer={"kind": "char", "vocab_size": None},
+        )
+        split = prepare(config).store.split("train")
+        begins = [0, *split.ends[:-1]]
+        found = [split.tokens[start:stop].tolist() for start, stop in zip(begins, split.ends, strict=True)]
+        assert found == expected
+
+
+def test_a_character_vocabulary_may_be_smaller_than_the_text_but_not_larger():
+    lines = ["aaab", "bbac"]
+    assert train_characters(lines, vocab_size=11).alphabet == "ab"
+    with pytest.raises(
+        UsageError, match=r"tokenizer\.vocab_size: 13 is more than this text allows: at most 12 \(3 cha"
+    ):
+        train_characters(lines, vocab_size=13)
+    with pytest.raises(UsageError, match="leaves no room for characters"):
+        train_characters(lines, vocab_size=9)
+
+
+def test_a_character_vocabulary_is_found_again_by_its_file(tmp_path: Path):
+    alphabet = "\n \"'\\abc語\U0001f600"
+    for name, data in CharTokenizer(alphabet).files().items():
+        (tmp_path / name).write_bytes(data)
+    found = load_tokenizer(tmp_path)
+    assert isinstance(found, CharTokenizer)
+    assert found.alphabet == alphabet
+
+
+# --- what objectives ask of a tokenizer
+
+
+def test_control_symbols_are_never_targets_and_every_other_piece_may_be(spiece: Path):
+    for tokenizer in (read_tokenizer(spiece), CharTokenizer("<>ab")):
+        forbidden = never_target(tokenizer)
+        assert [tokenizer.piece(int(number)) for number in np.flatnonzero(forbidden)] == list(CONTROLS)
+
+
+def check_starts(tokenizer: Tokenizer, expected: Callable[[str], bool]) -> None:
+    starts = starts_word(tokenizer)
+    assert starts.shape == (tokenizer.vocab_size,)
+    for number in range(len(SPECIALS), tokenizer.vocab_size):
+        assert starts[number] == expected(tokenizer.piece(number)), tokenizer.piece(number)
+
+
+def test_words_start_at_spaces_and_punctuation(spiece: Path):
+    check_starts(read_tokenizer(spiece), lambda piece: piece[0] in "▁.")
+    check_starts(CharTokenizer("ab 語"), lambda piece: True)
+
+
+def test_words_of_scripts_without_spaces_start_anywhere(tmp_path: Path):
+    train = written(tmp_path / "t.txt", corpora.chinese_lines(60, 40, alphabet=30))
+    store = built(train, tmp_path, vocab_size=60).store
+    assert starts_word(store.tokenizer()).all()
+
+
+def test_a_short_text_is_encoded_line_by_line(spiece: Path):
+    tokenizer = read_tokenizer(spiece)
+    one, two = tokenizer.encode(["Ba da.", "du"])
+    assert encode_text(tokenizer, "Ba da.\ndu") == one + two
+    assert encode_text(tokenizer, "") == []

@@ -1,0 +1,212 @@
+"""Our weights and configuration as those of transformers' ``XLNetLMHeadModel``: a table of names and pure functions.
+
+Shapes: N heads, H head size, D model size, I width of the feed-forward layer, V vocabulary, L layers. transformers has
+attention matrices as (D, N, H), the output one included, where ours are ``nn.Linear`` weights (out, in).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xltrain.config.schema import Config, ModelConfig
+from xltrain.errors import XltrainError
+
+ARCHITECTURE = "XLNetLMHeadModel"
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+"""Ours to theirs; their ``gelu_new`` is the tanh form."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a conversion has to know besides the tensors."""
+
+    num_layers: int
+    num_heads: int
+
+
+Convert = Callable[[Tensor, int, int], Tensor]  # (our tensor, layer, N) -> their tensor
+
+
+def _same(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return tensor
+
+
+def _of_layer(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    # (L, ...) or, where one is shared by all layers, (1, ...): transformers has no shared ones, so each gets a copy.
+    return tensor[layer % tensor.shape[0]]
+
+
+def _into_heads(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return tensor.t().unflatten(1, (heads, -1))  # (N*H, D) -> (D, N*H) -> (D, N, H)
+
+
+def _key(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return _into_heads(tensor.chunk(2)[0], layer, heads)  # (2*N*H, D) -> (N*H, D) -> (D, N, H)
+
+
+def _value(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return _into_heads(tensor.chunk(2)[1], layer, heads)
+
+
+def _from_heads(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return tensor.unflatten(1, (heads, -1))  # (D, N*H) -> (D, N, H)
+
+
+def _vector(tensor: Tensor, layer: int, heads: int) -> Tensor:
+    return tensor[None, None]  # (D,) -> (1, 1, D)
+
+
+WHOLE: tuple[tuple[str, str, Convert], ...] = (
+    ("embedding.weight", "transformer.word_embedding.weight", _same),
+    ("mask_embedding", "transformer.mask_emb", _vector),
+    ("softmax.bias", "lm_loss.bias", _same),
+)
+"""Tensors outside the layers: our name, theirs, how one becomes the other."""
+
+UNTIED = ("softmax.weight", "lm_loss.weight", _same)
+"""Only where the softmax does not use the embedding table."""
+
+PER_LAYER: tuple[tuple[str, str, Convert], ...] = (
+    ("bias_u", "rel_attn.r_w_bias", _of_layer),
+    ("bias_v", "rel_attn.r_r_bias", _of_layer),
+    ("layers.{}.attention.query.weight", "rel_attn.q", _into_heads),
+    ("layers.{}.attention.key_value.weight", "rel_attn.k", _key),
+    ("layers.{}.attention.key_value.weight", "rel_attn.v", _value),
+    ("layers.{}.attention.distance.weight", "rel_attn.r", _into_heads),
+    ("layers.{}.attention.output.weight", "rel_attn.o", _from_heads),
+    ("layers.{}.attention_norm.weight", "rel_attn.layer_norm.weight", _same),
+    ("layers.{}.attention_norm.bias", "rel_attn.layer_norm.bias", _same),
+    ("layers.{}.feed_forward.inner.weight", "ff.layer_1.weight", _same),
+    ("layers.{}.feed_forward.inner.bias", "ff.layer_1.bias", _same),
+    ("layers.{}.feed_forward.outer.weight", "ff.layer_2.weight", _same),
+    ("layers.{}.feed_forward.outer.bias", "ff.layer_2.bias", _same),
+    ("layers.{}.feed_forward_norm.weight", "ff.layer_norm.weight", _same),
+    ("layers.{}.feed_forward_norm.bias", "ff.layer_norm.bias", _same),
+)
+"""Tensors of a layer, theirs under ``transformer.layer.{}.``."""
+
+SEGMENTS: tuple[tuple[str, str, Convert], ...] = (
+    ("bias_s", "rel_attn.r_s_bias", _of_layer),
+    ("segment", "rel_attn.seg_embed", _of_layer),
+)
+"""Tensors of a layer that a model without segment embeddings lacks and transformers always has."""
+
+
+def xlnet_weights(tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+    """The state dict of an ``XLNetLMHeadModel``, in the dtype of ``tensors``.
+
+    A model without segment embeddings gets zeros for them: its scores then do not depend on segment ids, exactly.
+
+    Args:
+        tensors: every parameter of a ``LanguageModel`` once, by name (``training.checkpoint.weights``).
+
+    Raises:
+        XltrainError: naming each tensor that is missing, or that has no place in XLNet.
+    """
+    rows = [(ours, theirs, convert, 0) for ours, theirs, convert in WHOLE]
+    if UNTIED[0] in tensors:
+        rows.append((*UNTIED, 0))
+    with_segments = any(ours in tensors for ours, _, _ in SEGMENTS)
+    for layer in range(sizes.num_layers):
+        rows += [
+            (ours.format(layer), f"transformer.layer.{layer}.{theirs}", convert, layer)
+            for ours, theirs, convert in PER_LAYER + (SEGMENTS if with_segments else ())
+        ]
+    used = {ours for ours, _, _, _ in rows}
+    faults = [f"missing {name}" for name in sorted(used - set(tensors))]
+    faults += [f"no place for {name}" for name in sorted(set(tensors) - used)]
+    if faults:
+        raise XltrainError(f"these weights are not those of an {ARCHITECTURE}: {'; '.join(faults)}")
+    found = {theirs: convert(tensors[ours], layer, sizes.num_heads) for ours, theirs, convert, layer in rows}
+    if not with_segments:
+        for layer in range(sizes.num_layers):
+            prefix = f"transformer.layer.{layer}.rel_attn."
+            bias = found[f"{prefix}r_w_bias"]  # (N, H)
+            found[f"{prefix}r_s_bias"] = torch.zeros_like(bias)
+            found[f"{prefix}seg_embed"] = bias.new_zeros(2, *bias.shape)
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+
+
+def xlnet_config(config: Config, *, vocab_size: int, special_ids: Mapping[str, int]) -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Args:
+        config: of a run that :func:`reasons_against` has nothing against.
+        vocab_size: V.
+        special_ids: id of each special piece that the vocabulary has, by its spelling.
+    """
+    model, mem_len = config.model, config.segments.mem_len
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "xlnet",
+        "vocab_size": vocab_size,
+        "d_model": model.d_model,
+        "n_layer": model.num_layers,
+        "n_head": model.num_heads,
+        "d_head": model.head_width,
+        "d_inner": model.inner_width,
+        "ff_activation": ACTIVATIONS[model.activation],
+        "layer_norm_eps": model.norm_eps,
+        "initializer_range": model.init.std,
+        "dropout": model.dropout,
+        "tie_word_embeddings": model.tie_embeddings,
+        "untie_r": True,
+        "attn_type": "bi",
+        "same_length": False,
+        "clamp_len": model.clamp_len or -1,
+        "mem_len": mem_len,
+        "reuse_len": None,
+        # With mem_len 0 transformers would remember everything, which this model has never seen.
+        "use_mems_eval": mem_len > 0,
+        "use_mems_train": False,
+        "bi_data": False,
+        "bos_token_id": special_ids.get("<s>"),
+        "eos_token_id": special_ids.get("</s>"),
+        "pad_token_id": special_ids.get("<pad>"),
+        "dtype": "float32",
+    }
+
+
+_UNDERSTOOD = {
+    *("num_layers", "d_model", "num_heads", "head_dim", "d_inner", "activation", "dropout", "attention_dropout"),
+    *("tie_position_bias", "clamp_len", "same_length", "norm_position", "norm_eps", "scale_embeddings"),
+    *("tie_embeddings", "segment_embeddings", "init", "attention_backend"),
+}
+
+
+def reasons_against(config: Config) -> list[str]:
+    """Everything in a run's configuration that transformers' XLNet cannot express; empty: it can be exported."""
+    model, found = config.model, []
+    if config.objective.name != "permutation":
+        found.append(
+            f"objective.name is {config.objective.name}: {ARCHITECTURE} predicts from the query stream, which only a "
+            "permutation model has (and transformers 5 has no Transformer-XL)"
+        )
+    if model.num_heads * model.head_width != model.d_model:
+        found.append(
+            f"model.head_dim is {model.head_width}: transformers requires d_head = d_model / n_head, here "
+            f"{model.d_model} / {model.num_heads} = {model.d_model / model.num_heads:g}"
+        )
+    if model.norm_position != "post":
+        found.append(f"model.norm_position is {model.norm_position}: XLNet normalises after each residual sum (post)")
+    if model.scale_embeddings:
+        found.append("model.scale_embeddings is on: XLNet does not scale its embeddings")
+    if model.same_length:
+        found.append("model.same_length is on: XLNet's rows see all of their memory")
+    if model.activation not in ACTIVATIONS:
+        found.append(f"model.activation is {model.activation}: XLNet's are {', '.join(ACTIVATIONS)}")
+    return found + _unknown(model)
+
+
+def _unknown(model: ModelConfig) -> list[str]:
+    """Keys that this module has not heard of, where they are not at their default: better refused than ignored."""
+    found = []
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if name not in _UNDERSTOOD and value != field.get_default(call_default_factory=True):
+            found.append(f"model.{name} is {value}: XLNet has nothing like it")
+    return found
