@@ -87,12 +87,15 @@ def forward(
     mem_len: int,
     document: Tensor | None = None,
     segment_ids: Tensor | None = None,
+    backward: Tensor | None = None,
+    remember: int | None = None,
 ) -> tuple[Tensor, Remembered]:
     """Hidden states (B, P, D) of the predicted positions and what is remembered afterwards."""
     rows, length = tokens.shape
     after: Remembered = [[[] for _ in range(rows)] for _ in range(model.num_layers)]
     hidden = []
     for b in range(rows):
+        sign = -1 if backward is not None and backward[b] else 1
         past = [[] if fresh[b] else remembered[layer][b] for layer in range(model.num_layers)]
         places = list(range(length)) if predict is None else predict[b].tolist()
         content = [model.embedding.weight[tokens[b, i]] * model.scale for i in range(length)]
@@ -106,21 +109,21 @@ def forward(
                     distance = len(states) - slot + i  # noqa: B023
                     same = document is None or of == document[b, i]  # noqa: B023
                     if same and not (model.same_length and distance >= max(mem_len, 1)):
-                        found.append((state, distance, 0))
+                        found.append((state, sign * distance, 0))  # noqa: B023
                 for j in range(length):
                     ordered = order[b, j] < order[b, i] if strict else order[b, j] <= order[b, i]  # noqa: B023
                     same = document is None or document[b, j] == document[b, i]  # noqa: B023
                     near = not (model.same_length and i - j >= max(mem_len, 1))
                     if ordered and same and near:
                         part = 0 if segment_ids is None else int(segment_ids[b, j])  # noqa: B023
-                        found.append((content[j], i - j, part))  # noqa: B023
+                        found.append((content[j], sign * (i - j), part))  # noqa: B023
                 return found
 
             def part(i: int) -> int | None:
                 return None if segment_ids is None else int(segment_ids[b, i])  # noqa: B023
 
             docs = [0 if document is None else int(document[b, i]) for i in range(length)]
-            new = states + [(content[i].detach(), docs[i]) for i in range(length)]
+            new = states + [(content[i].detach(), docs[i]) for i in range(length if remember is None else remember)]
             after[index][b] = new[-mem_len:] if mem_len else []
             above = [layer_row(model, index, content[i], keys(i, False), part(i)) for i in range(length)]
             query = [

@@ -20,6 +20,8 @@ class Case:
     settings: tuple[tuple[str, object], ...] = ()
     documents: bool = False
     parts: bool = False
+    reversed_rows: bool = False
+    remember: int | None = None
 
 
 CASES = [
@@ -34,6 +36,8 @@ CASES = [
         settings=(("tie_position_bias", True), ("clamp_len", 3), ("scale_embeddings", True)),
     ),
     Case("documents apart", 6, documents=True),
+    Case("rows of reversed text", 6, reversed_rows=True, settings=(("clamp_len", 4),)),
+    Case("only the reused part is remembered", 6, remember=2),
     Case("parts", 4, parts=True, settings=(("segment_embeddings", True),)),
     Case("parts, shared biases", 4, parts=True, settings=(("segment_embeddings", True), ("tie_position_bias", True))),
     Case(
@@ -77,6 +81,8 @@ def compare(model: LanguageModel, case: Case, *, order_of: str = "random", segme
             "predict": None if causal else predict,
             "document": document,
             "segment_ids": parts,
+            "backward": torch.tensor([0, 1, 0]) if case.reversed_rows else None,
+            "remember": case.remember,
         }
         hidden, memory = model.hidden(tokens, order, memory, fresh=torch.tensor(fresh_rows[number]), **common)
         expected, remembered = naive.forward(

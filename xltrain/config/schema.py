@@ -125,10 +125,14 @@ class SegmentsConfig(Section):
 
 
 class InitConfig(Section):
-    """How weights start."""
+    """How weights start: a distribution x a rule for the variance of matrices."""
 
+    distribution: Literal["normal", "truncated_normal", "uniform", "orthogonal"] = "normal"
+    """Shape of the distribution; `truncated_normal` is cut at two standard deviations, its variance corrected."""
+    variance: Literal["fixed", "lecun", "xavier", "he"] = "fixed"
+    """Variance of matrices: `std` squared, 1/fan_in, 2/(fan_in + fan_out) or 2/fan_in."""
     std: Float = Field(0.02, gt=0.0)
-    """Standard deviation of the normal distribution that embeddings, matrices and attention biases are drawn from."""
+    """Standard deviation of embeddings and attention biases, and of matrices where `variance` is fixed."""
 
 
 class AdaptiveConfig(Section):
@@ -147,7 +151,10 @@ class AdaptiveConfig(Section):
             found.append(("cutoffs", f"{self.cutoffs} must ascend"))
         if isinstance(self.tie_projections, list) and len(self.tie_projections) != len(self.cutoffs) + 1:
             found.append(
-                ("tie_projections", f"has {len(self.tie_projections)} values; give {len(self.cutoffs) + 1}, one per bin")
+                (
+                    "tie_projections",
+                    f"has {len(self.tie_projections)} values; give {len(self.cutoffs) + 1}, one per bin",
+                )
             )
         return found
 
@@ -183,10 +190,22 @@ class ModelConfig(Section):
     """Distances beyond this count as this; 0: no clamping."""
     same_length: bool = False
     """Let every query see exactly `mem_len` keys, itself included (causal objective only)."""
+    positions: Literal["relative", "sinusoid", "learned", "none"] = "relative"
+    """Relative (Transformer-XL), absolute in the segment (sinusoid or learned, without memory only), or none."""
+    norm: Literal["layer_norm", "layer_norm_uncentred", "rms_norm", "batch_norm"] = "layer_norm"
+    """Normalisation; `layer_norm_uncentred` subtracts no mean, `batch_norm` is for the masked objective only."""
     norm_position: Literal["post", "pre"] = "post"
-    """LayerNorm after each sublayer's residual sum (the papers), or before each sublayer."""
+    """Norm after each sublayer's residual sum (the papers), or before each sublayer."""
     norm_eps: Float = Field(1e-12, gt=0.0)
-    """Epsilon of LayerNorm (1e-12 in XLNet, 1e-5 in the PyTorch Transformer-XL)."""
+    """Epsilon of the norm (1e-12 in XLNet, 1e-5 in the PyTorch Transformer-XL)."""
+    final_norm: bool = False
+    """One more norm after the last layer, as pre-norm models often have; Transformer-XL's have none."""
+    bias: bool = True
+    """Biases in the feed-forward layers and the norms."""
+    attention_bias: bool = False
+    """Biases in the projections of attention; BERT has them, Transformer-XL and XLNet have none."""
+    attention_scale: Literal["sqrt", "init"] = "sqrt"
+    """Scores divided by sqrt(head_dim), or not, with queries that start that much smaller instead (T5)."""
     scale_embeddings: bool = False
     """Multiply embeddings by sqrt(d_model), as Transformer-XL does and XLNet does not."""
     tie_embeddings: bool = True
@@ -197,6 +216,8 @@ class ModelConfig(Section):
     """Relative segment embeddings (XLNet); they act only where a segment has parts."""
     init: InitConfig = InitConfig()
     """How weights start."""
+    parametrization: Literal["standard", "ntk"] = "standard"
+    """`ntk`: matrices start with unit variance, and their size is a factor in the forward pass."""
     attention_backend: Literal["auto", "math", "sdpa"] = "auto"
     """`math`: plain matrix products; `sdpa`: torch's fused kernels; `auto`: sdpa on CUDA, math elsewhere."""
 
@@ -212,6 +233,11 @@ class ModelConfig(Section):
         found = []
         if self.d_model % 2:
             found.append(("d_model", f"{self.d_model} is odd; it must be even (sines and cosines in equal number)"))
+        if self.final_norm and self.norm_position == "post":
+            found.append(("final_norm", "a post-norm model ends with a norm already; leave it out, or choose pre"))
+        for key in ("tie_position_bias", "clamp_len"):
+            if self.positions != "relative" and getattr(self, key):
+                found.append((key, f"it needs positions relative, not {self.positions}"))
         if self.head_dim is None and self.d_model % self.num_heads:
             found.append(
                 (
@@ -353,6 +379,22 @@ class Config(Section):
         segments, model, objective = self.segments, self.model, self.objective
         if model.same_length and objective.name != "causal":
             found.append(("model.same_length", f"it needs objective.name causal, not {objective.name}"))
+        if model.positions in ("sinusoid", "learned") and segments.mem_len:
+            found.append(
+                (
+                    "model.positions",
+                    f"{model.positions} positions start anew in every segment, so memory would claim wrong places; "
+                    "set segments.mem_len 0, or choose relative",
+                )
+            )
+        if model.norm == "batch_norm" and objective.name != "masked":
+            found.append(
+                (
+                    "model.norm",
+                    f"batch_norm lets positions see one another, which leaks what {objective.name} predicts; "
+                    "it needs objective.name masked",
+                )
+            )
         if model.same_length and segments.mem_len == 0:
             found.append(("model.same_length", "it needs segments.mem_len above 0: that is the number of keys seen"))
         if objective.num_predict is not None and objective.num_predict > segments.seq_len:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from xltrain.model.dropout import dropout as drop
+from xltrain.model.linear import Linear
 from xltrain.model.visibility import Visibility
 
 
@@ -29,6 +30,7 @@ class View:
     num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
     starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
+    backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
     """
 
     mask: Tensor
@@ -36,8 +38,8 @@ class View:
     num_content: int
     starts: Tensor
     seq_len: int
-    two_sided: bool
     other_segment: Tensor | None = None
+    backward: Tensor | None = None
 
     @classmethod
     def of(
@@ -46,9 +48,9 @@ class View:
         *,
         seq_len: int,
         num_content: int,
-        two_sided: bool,
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
+        backward: Tensor | None = None,
     ) -> "View":
         """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
         seen = visibility.dense()  # (B, R, K)
@@ -65,8 +67,8 @@ class View:
             num_content=num_content,
             starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
             seq_len=seq_len,
-            two_sided=two_sided,
             other_segment=other,
+            backward=backward,
         )
 
 
@@ -132,14 +134,18 @@ def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
 
     Args:
         query: (B, R, N, H) = (q + v), scaled.
-        distance_keys: (J, N, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`.
+        distance_keys: (J, N, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`;
+            or (B, J, N, H), where rows of text have different signs of distance.
 
     Returns:
         (B, N, R, K)
     """
     rows, total, heads, _ = query.shape
-    grouped = query.permute(2, 0, 1, 3).flatten(1, 2)  # (N, B*R, H): one product per head for all rows of text
-    scores = torch.bmm(grouped, distance_keys.permute(1, 2, 0)).view(heads, rows, total, -1)  # (N, B, R, J)
+    if distance_keys.dim() == 4:
+        scores = torch.einsum("brnh,bjnh->nbrj", query, distance_keys).contiguous()  # (N, B, R, J)
+    else:
+        grouped = query.permute(2, 0, 1, 3).flatten(1, 2)  # (N, B*R, H): one product per head for all rows of text
+        scores = torch.bmm(grouped, distance_keys.permute(1, 2, 0)).view(heads, rows, total, -1)  # (N, B, R, J)
     return _RelativeShift.apply(scores, view.mask, view.starts, view.num_content, view.seq_len)
 
 
@@ -157,7 +163,9 @@ def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
     """
     rows, heads, total, width = query.shape
     scores = torch.baddbmm(
-        bias.flatten(0, 1), query.reshape(-1, total, width), key.reshape(-1, key.shape[2], width).transpose(1, 2)
+        bias.reshape(-1, *bias.shape[2:]),
+        query.reshape(-1, total, width),
+        key.reshape(-1, key.shape[2], width).transpose(1, 2),
     )  # (B*N, R, K)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     weights = drop(weights, dropout).to(value.dtype)
@@ -192,16 +200,31 @@ class RelativeAttention(nn.Module):
         head_dim: H; N * H need not equal D.
         dropout: on attention weights.
         backend: a key of ``BACKENDS``.
+        relative: whether distances count; without, scores are those of Vaswani et al. 2017.
+        bias: of the projections.
+        scaled: scores divided by sqrt(H), or not.
     """
 
-    def __init__(self, *, d_model: int, num_heads: int, head_dim: int, dropout: float, backend: str) -> None:
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        dropout: float,
+        backend: str,
+        relative: bool = True,
+        bias: bool = False,
+        scaled: bool = True,
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.dropout, self.backend = num_heads, head_dim, dropout, backend
+        self.scale = head_dim**-0.5 if scaled else 1.0
         inner = num_heads * head_dim
-        self.query = nn.Linear(d_model, inner, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * inner, bias=False)
-        self.distance = nn.Linear(d_model, inner, bias=False)
-        self.output = nn.Linear(inner, d_model, bias=False)
+        self.query = Linear(d_model, inner, bias=bias)
+        self.key_value = Linear(d_model, 2 * inner, bias=bias, matrices=2)
+        self.distance = Linear(d_model, inner, bias=False) if relative else None
+        self.output = Linear(inner, d_model, bias=bias)
 
     def forward(
         self,
@@ -211,8 +234,8 @@ class RelativeAttention(nn.Module):
         table: Tensor,
         view: View,
         *,
-        u: Tensor,
-        v: Tensor,
+        u: Tensor | None = None,
+        v: Tensor | None = None,
         s: Tensor | None = None,
         segment: Tensor | None = None,
     ) -> Tensor:
@@ -230,21 +253,31 @@ class RelativeAttention(nn.Module):
         Returns:
             (B, R, D)
         """
-        heads, width = self.num_heads, self.head_dim
-        scale = width**-0.5
-        query = self.query(rows).unflatten(-1, (heads, width))  # (B, R, N, H)
-        for_content = torch.add(u * scale, query, alpha=scale).transpose(1, 2)  # (B, N, R, H)
-        for_position = torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
+        scale = self.scale
+        query = self.query(rows).unflatten(-1, (self.num_heads, self.head_dim))  # (B, R, N, H)
         key, value = self._keys_and_values(content, memory)  # (B, N, K, H) each
-        distance_keys = self.distance(table.to(rows.dtype)).unflatten(-1, (heads, width))  # (J, N, H)
-        bias = relative_bias(for_position, distance_keys, view)  # (B, N, R, K)
+        for_content = query * scale if u is None else torch.add(u * scale, query, alpha=scale)  # (B, R, N, H)
+        bias = view.mask.to(query.dtype).expand(-1, self.num_heads, -1, -1)  # (B, N, R, K)
+        if self.distance is not None and v is not None:
+            for_position = torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
+            distance_keys = self._distance_keys(self.distance, table.to(rows.dtype), view.backward)
+            bias = relative_bias(for_position, distance_keys, view)  # (B, N, R, K)
         if view.other_segment is not None and s is not None and segment is not None:
             by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)[..., None]  # (2, B, N, R, 1)
             bias = bias + torch.lerp(by_segment[0], by_segment[1], view.other_segment.to(by_segment.dtype))
         dropout = self.dropout if self.training else 0.0
-        mixed = BACKENDS[self.backend](for_content, key, value, bias, dropout)  # (B, N, R, H)
+        mixed = BACKENDS[self.backend](for_content.transpose(1, 2), key, value, bias, dropout)  # (B, N, R, H)
         mixed = mixed * view.alive.to(mixed.dtype)
         return self.output(mixed.transpose(1, 2).flatten(2))  # (B, R, D)
+
+    def _distance_keys(self, project: Linear, table: Tensor, backward: Tensor | None) -> Tensor:
+        split = (self.num_heads, self.head_dim)
+        if backward is None:
+            return project(table).unflatten(-1, split)  # (J, N, H)
+        sines = table.shape[1] // 2
+        mirrored = torch.cat([-table[:, :sines], table[:, sines:]], dim=1)  # (J, D): sin(-x) = -sin(x)
+        both = project(torch.stack([table, mirrored])).unflatten(-1, split)  # (2, J, N, H)
+        return both[backward]  # (B, J, N, H)
 
     def _keys_and_values(self, content: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Projected apart, since nothing flows back into memory; then laid out head by head in one copy."""

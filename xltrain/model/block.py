@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from xltrain.model.attention import RelativeAttention, View
 from xltrain.model.dropout import Dropout
+from xltrain.model.linear import Linear
+from xltrain.model.norm import make_norm
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -26,10 +27,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Linear, activation, dropout, Linear, dropout."""
 
-    def __init__(self, *, d_model: int, d_inner: int, activation: str, dropout: float) -> None:
+    def __init__(self, *, d_model: int, d_inner: int, activation: str, dropout: float, bias: bool) -> None:
         super().__init__()
-        self.inner = nn.Linear(d_model, d_inner)
-        self.outer = nn.Linear(d_inner, d_model)
+        self.inner = Linear(d_model, d_inner, bias=bias)
+        self.outer = Linear(d_inner, d_model, bias=bias)
         self.activation, self.dropout = ACTIVATIONS[activation], Dropout(dropout)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -50,18 +51,32 @@ class Layer(nn.Module):
         activation: str,
         dropout: float,
         attention_dropout: float,
+        norm: str,
         norm_position: str,
         norm_eps: float,
+        bias: bool,
+        attention_bias: bool,
+        relative: bool,
+        scaled: bool,
         backend: str,
     ) -> None:
         super().__init__()
         self.pre_norm = norm_position == "pre"
         self.attention = RelativeAttention(
-            d_model=d_model, num_heads=num_heads, head_dim=head_dim, dropout=attention_dropout, backend=backend
+            d_model=d_model,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            dropout=attention_dropout,
+            backend=backend,
+            relative=relative,
+            bias=attention_bias,
+            scaled=scaled,
         )
-        self.attention_norm = nn.LayerNorm(d_model, eps=norm_eps)
-        self.feed_forward = FeedForward(d_model=d_model, d_inner=d_inner, activation=activation, dropout=dropout)
-        self.feed_forward_norm = nn.LayerNorm(d_model, eps=norm_eps)
+        self.attention_norm = make_norm(norm, d_model, eps=norm_eps, bias=bias)
+        self.feed_forward = FeedForward(
+            d_model=d_model, d_inner=d_inner, activation=activation, dropout=dropout, bias=bias
+        )
+        self.feed_forward_norm = make_norm(norm, d_model, eps=norm_eps, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(
@@ -72,8 +87,8 @@ class Layer(nn.Module):
         table: Tensor,
         view: View,
         *,
-        u: Tensor,
-        v: Tensor,
+        u: Tensor | None = None,
+        v: Tensor | None = None,
         s: Tensor | None = None,
         segment: Tensor | None = None,
     ) -> Tensor:

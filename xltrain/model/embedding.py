@@ -1,6 +1,7 @@
 """Token embeddings: one table, or tables whose width falls with the frequency of their words."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -9,14 +10,13 @@ from torch.nn import functional
 
 def bins(vocab_size: int, cutoffs: Sequence[int]) -> list[tuple[int, int]]:
     """First and past-the-last id of every bin: the frequent words, then one bin per further cutoff."""
-    edges = [0, *cutoffs, vocab_size]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise([0, *cutoffs, vocab_size]))
 
 
 class AdaptiveEmbedding(nn.Module):
     """Ids sorted by frequency, cut into bins; bin i has vectors of D / div_val^i, projected to D.
 
-    (Baevski and Auli 2018, section 3, as Transformer-XL uses it.) With ``div_val`` 1 there is one table and no projection.
+    Baevski and Auli 2018, section 3, as Transformer-XL uses it. With ``div_val`` 1: one table and no projection.
     """
 
     def __init__(self, *, vocab_size: int, d_model: int, cutoffs: Sequence[int], div_val: int) -> None:

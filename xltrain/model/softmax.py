@@ -22,7 +22,9 @@ class Softmax(nn.Module):
 
     def __init__(self, *, vocab_size: int, d_model: int, tied_to: nn.Embedding | None) -> None:
         super().__init__()
-        self.weight = tied_to.weight if tied_to is not None else nn.Parameter(torch.empty(vocab_size, d_model))  # (V, D)
+        self.weight = (
+            tied_to.weight if tied_to is not None else nn.Parameter(torch.empty(vocab_size, d_model))
+        )  # (V, D)
         self.bias = nn.Parameter(torch.zeros(vocab_size))  # (V,)
 
     def logits(self, hidden: Tensor) -> Tensor:

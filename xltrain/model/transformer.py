@@ -15,6 +15,7 @@ from xltrain.model.block import Layer
 from xltrain.model.dropout import Dropout
 from xltrain.model.embedding import AdaptiveEmbedding
 from xltrain.model.memory import Memory
+from xltrain.model.norm import make_norm
 from xltrain.model.positions import distances, sinusoid
 from xltrain.model.softmax import AdaptiveSoftmax, Softmax
 from xltrain.model.visibility import Visibility
@@ -50,8 +51,15 @@ class LanguageModel(nn.Module):
         tie_position_bias: bool = False,
         clamp_len: int = 0,
         same_length: bool = False,
+        positions: str = "relative",
+        max_positions: int = 0,
+        norm: str = "layer_norm",
         norm_position: str = "post",
         norm_eps: float = 1e-12,
+        final_norm: bool = False,
+        bias: bool = True,
+        attention_bias: bool = False,
+        attention_scale: str = "sqrt",
         scale_embeddings: bool = False,
         tie_embeddings: bool = True,
         cutoffs: Sequence[int] = (),
@@ -64,14 +72,12 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.num_layers, self.two_sided = d_model, num_layers, two_sided
-        self.clamp_len, self.same_length = clamp_len, same_length
+        self.clamp_len, self.same_length, self.positions = clamp_len, same_length, positions
         self.scale = d_model**0.5 if scale_embeddings else 1.0
         self.embedding: nn.Embedding | AdaptiveEmbedding
         self.softmax: Softmax | AdaptiveSoftmax
         if cutoffs:
-            self.embedding = AdaptiveEmbedding(
-                vocab_size=vocab_size, d_model=d_model, cutoffs=cutoffs, div_val=div_val
-            )
+            self.embedding = AdaptiveEmbedding(vocab_size=vocab_size, d_model=d_model, cutoffs=cutoffs, div_val=div_val)
             self.softmax = AdaptiveSoftmax(
                 vocab_size=vocab_size,
                 d_model=d_model,
@@ -89,8 +95,11 @@ class LanguageModel(nn.Module):
         if query_stream:
             self.mask_embedding = nn.Parameter(torch.empty(d_model))  # (D,)
         sets = 1 if tie_position_bias else num_layers
-        self.bias_u = nn.Parameter(torch.empty(sets, num_heads, head_dim))  # (L or 1, N, H)
-        self.bias_v = nn.Parameter(torch.empty(sets, num_heads, head_dim))
+        if positions == "relative":
+            self.bias_u = nn.Parameter(torch.empty(sets, num_heads, head_dim))  # (L or 1, N, H)
+            self.bias_v = nn.Parameter(torch.empty(sets, num_heads, head_dim))
+        elif positions == "learned":
+            self.position_embedding = nn.Parameter(torch.empty(max_positions, d_model))  # (T, D)
         if segment_embeddings:
             self.bias_s = nn.Parameter(torch.empty(sets, num_heads, head_dim))
             self.segment = nn.Parameter(torch.empty(num_layers, 2, num_heads, head_dim))  # (L, 2, N, H)
@@ -103,17 +112,23 @@ class LanguageModel(nn.Module):
                 activation=activation,
                 dropout=dropout,
                 attention_dropout=attention_dropout,
+                norm=norm,
                 norm_position=norm_position,
                 norm_eps=norm_eps,
+                bias=bias,
+                attention_bias=attention_bias,
+                relative=positions == "relative",
+                scaled=attention_scale == "sqrt",
                 backend=backend,
             )
             for _ in range(num_layers)
         )
+        self.final_norm = make_norm(norm, d_model, eps=norm_eps, bias=bias) if final_norm else nn.Identity()
         self.dropout = Dropout(dropout)
 
     def empty_memory(self, *, rows: int, mem_len: int) -> Memory:
         """A memory that holds nothing yet, on the device of the weights."""
-        weight = self.bias_u
+        weight = next(self.parameters())
         return Memory.empty(
             num_layers=self.num_layers,
             rows=rows,
@@ -135,6 +150,8 @@ class LanguageModel(nn.Module):
         fresh: Tensor | None = None,
         document: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        backward: Tensor | None = None,
+        remember: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Loss of every target, and the memory after this segment.
 
@@ -148,6 +165,8 @@ class LanguageModel(nn.Module):
             fresh: (B,) bool, rows that start anew and must not see their memory.
             document: (B, T) document of every position, to keep documents apart; None: text sees what precedes it.
             segment_ids: (B, T) part of every position, where segments have parts.
+            backward: (B,) 1 for rows of reversed text, 0 for others; None: all forward.
+            remember: how many leading positions enter memory; None: all T.
 
         Returns:
             nll (B, P) in nats, and the new memory.
@@ -161,6 +180,8 @@ class LanguageModel(nn.Module):
             fresh=fresh,
             document=document,
             segment_ids=segment_ids,
+            backward=backward,
+            remember=remember,
         )
         return self.softmax(hidden, targets), memory
 
@@ -175,6 +196,8 @@ class LanguageModel(nn.Module):
         fresh: Tensor | None = None,
         document: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        backward: Tensor | None = None,
+        remember: int | None = None,
     ) -> tuple[Tensor, Memory]:
         """Last hidden states (B, P, D) of the predicted positions, and the new memory; arguments as in ``forward``."""
         seq_len = tokens.shape[1]
@@ -184,11 +207,15 @@ class LanguageModel(nn.Module):
             memory = memory.restarted(fresh)
         slots = predict if stream == "query" else None
 
-        rows = self.dropout(self.embedding(tokens) * self.scale)  # (B, T, D)
+        rows = self.embedding(tokens)  # (B, T, D)
+        rows = rows * self.scale if self.scale != 1.0 else rows
+        place = self._absolute(seq_len)  # (T, D) or None
+        rows = self.dropout(rows if place is None else rows + place)
         if slots is not None:
-            query = self.dropout(self.mask_embedding.to(rows.dtype).expand(*slots.shape, -1))  # (B, P, D)
+            query = self.mask_embedding.to(rows.dtype).expand(*slots.shape, -1)  # (B, P, D)
+            query = self.dropout(query if place is None else query + place[slots])
             rows = torch.cat([rows, query], dim=1)  # (B, T+P, D)
-        every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids)
+        every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids, backward)
         table = self.dropout(self._table(seq_len, memory.mem_len))  # (J, D)
         remembered = memory.visible_states()  # (L, B, M, D)
 
@@ -201,24 +228,43 @@ class LanguageModel(nn.Module):
                 view, rows = last, _select(rows, selected)  # (B, P, D)
             rows = layer(rows, content, remembered[index], table, view, **self._biases(index))
         written = document if document is not None else torch.zeros_like(tokens)
-        return self.dropout(rows), memory.advanced(inputs, written)
+        kept = seq_len if remember is None else remember
+        return self.dropout(self.final_norm(rows)), memory.advanced(
+            [states[:, :kept] for states in inputs], written[:, :kept]
+        )
+
+    def _wide(self) -> tuple[torch.dtype, torch.device]:
+        """The dtype for positions and masks, fp32 at least, and the device."""
+        weight = next(self.parameters())
+        return torch.promote_types(weight.dtype, torch.float32), weight.device
 
     def _table(self, seq_len: int, mem_len: int) -> Tensor:
-        weight = self.bias_u
+        dtype, device = self._wide()
         found = distances(
             seq_len=seq_len,
             mem_len=mem_len,
             two_sided=self.two_sided,
             clamp_len=self.clamp_len,
-            device=weight.device,
+            device=device,
         )
-        return sinusoid(found, d_model=self.d_model, dtype=torch.promote_types(weight.dtype, torch.float32))
+        return sinusoid(found, d_model=self.d_model, dtype=dtype)
+
+    def _absolute(self, seq_len: int) -> Tensor | None:
+        """(T, D) what is added to embeddings by their place in the segment."""
+        if self.positions == "learned":
+            return self.position_embedding[:seq_len]
+        if self.positions == "sinusoid":
+            dtype, device = self._wide()
+            return sinusoid(torch.arange(seq_len, device=device), d_model=self.d_model, dtype=dtype)
+        return None
 
     def _biases(self, index: int) -> dict[str, Tensor]:
-        shared = index % self.bias_u.shape[0]
-        found = {"u": self.bias_u[shared], "v": self.bias_v[shared]}
+        found: dict[str, Tensor] = {}
+        if self.positions == "relative":
+            shared = index % self.bias_u.shape[0]
+            found |= {"u": self.bias_u[shared], "v": self.bias_v[shared]}
         if hasattr(self, "segment"):
-            found |= {"s": self.bias_s[shared], "segment": self.segment[index]}
+            found |= {"s": self.bias_s[index % self.bias_s.shape[0]], "segment": self.segment[index]}
         return found
 
     def _views(
@@ -230,6 +276,7 @@ class LanguageModel(nn.Module):
         predict: Tensor | None,
         document: Tensor | None,
         segment_ids: Tensor | None,
+        backward: Tensor | None,
     ) -> tuple[View, View, Tensor | None]:
         """What rows see in every layer but the last, what they see in the last, and which rows the last computes."""
         slots = predict if stream == "query" else None
@@ -246,11 +293,11 @@ class LanguageModel(nn.Module):
             of_rows = segment_ids if slots is None else torch.cat([segment_ids, segment_ids.gather(1, slots)], dim=1)
             of_memory = segment_ids.new_zeros(order.shape[0], memory.mem_len)  # memory counts as part 0
             segments = of_rows, torch.cat([of_memory, segment_ids], dim=1)  # (B, R), (B, K)
-        dtype = torch.promote_types(self.bias_u.dtype, torch.float32)
+        dtype, _ = self._wide()
 
         def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
             return View.of(
-                rule, seq_len=seq_len, num_content=num_content, two_sided=self.two_sided, dtype=dtype, segments=parts
+                rule, seq_len=seq_len, num_content=num_content, dtype=dtype, segments=parts, backward=backward
             )
 
         every = view(visibility, num_content=seq_len, parts=segments)

@@ -35,8 +35,15 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
         tie_position_bias=wanted.tie_position_bias,
         clamp_len=wanted.clamp_len,
         same_length=wanted.same_length,
+        positions=wanted.positions,
+        max_positions=config.segments.seq_len,
+        norm=wanted.norm,
         norm_position=wanted.norm_position,
         norm_eps=wanted.norm_eps,
+        final_norm=wanted.final_norm,
+        bias=wanted.bias,
+        attention_bias=wanted.attention_bias,
+        attention_scale=wanted.attention_scale,
         scale_embeddings=wanted.scale_embeddings,
         tie_embeddings=wanted.tie_embeddings,
         cutoffs=wanted.adaptive.cutoffs,
@@ -47,7 +54,15 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
         two_sided=config.objective.name != "causal",
         backend=choose_backend(wanted.attention_backend, device),
     )
-    initialise(model, std=wanted.init.std, generator=torch.Generator().manual_seed(config.run.seed))
+    initialise(
+        model,
+        std=wanted.init.std,
+        distribution=wanted.init.distribution,
+        variance=wanted.init.variance,
+        parametrization=wanted.parametrization,
+        attention_scale=wanted.attention_scale,
+        generator=torch.Generator().manual_seed(config.run.seed),
+    )
     return model.to(device)
 
 
