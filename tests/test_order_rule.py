@@ -108,37 +108,3 @@ def test_rule_with_memory_documents_window_and_padding(
             if window and i - j >= window:
                 expected = False
             assert bool(seen[row, key]) == expected, (row, key)
-
-
-@pytest.mark.parametrize("objective", ["causal", "permutation"])
-def test_permuting_the_input_instead_of_the_mask_gives_the_same_losses(objective: str) -> None:
-    """Attention knows order only through positions: with rows sorted by order, the mask becomes lower triangular."""
-    from test_naive_equality import model_of
-
-    model = model_of(two_sided=True)
-    draw = torch.Generator().manual_seed(4)
-    tokens = torch.randint(0, 11, (1, 7), generator=draw)
-    order = torch.arange(7)[None] if objective == "causal" else 1 + torch.randperm(7, generator=draw)[None]
-    memory = model.empty_memory(rows=1, mem_len=0)
-    in_place, _ = model.hidden(tokens, order, memory, stream="content")
-    by_order = order.argsort(dim=1)
-    sorted_hidden = permuted_forward(model, tokens, by_order)
-    torch.testing.assert_close(
-        in_place.gather(1, by_order[:, :, None].expand(-1, -1, 8)), sorted_hidden, atol=1e-10, rtol=0
-    )
-
-
-def permuted_forward(model: torch.nn.Module, tokens: Tensor, by_order: Tensor) -> Tensor:
-    """Content rows in factorization order under a triangular mask; each keeps the position that it came from."""
-    import naive
-
-    place = by_order[0].tolist()
-    content = [model.embedding.weight[tokens[0, i]] for i in place]
-    for index in range(model.num_layers):
-        content = [
-            naive.layer_row(
-                model, index, content[row], [(content[key], place[row] - place[key], 0) for key in range(row + 1)], None
-            )
-            for row in range(len(place))
-        ]
-    return torch.stack(content)[None]

@@ -118,6 +118,10 @@ class SegmentsConfig(Section):
     """Tokens per segment (T)."""
     mem_len: Length = 128
     """Positions of earlier segments that each layer remembers (M); 0: no memory."""
+    reuse_len: Length = 0
+    """Of a segment, only this many tokens enter memory and the rest is read again (permutation); 0: all of it."""
+    bidirectional: bool = False
+    """Half of the rows read the other half's text in reverse (XLNet); it needs an even number of rows."""
     shuffle_documents: bool = False
     """Put the documents into a new random order every epoch; off: the order of the files, every epoch."""
     cross_documents: bool = True
@@ -258,18 +262,23 @@ class ModelConfig(Section):
 class ObjectiveConfig(Section):
     """What is predicted from what: an objective is an order (design.md, section 2)."""
 
-    name: Literal["causal", "permutation"] = "permutation"
-    """`causal`: every next token (Transformer-XL); `permutation`: sampled targets, in a sampled order (XLNet)."""
+    name: Literal["causal", "permutation", "masked", "seq2seq"] = "permutation"
+    """`causal`: every next token (Transformer-XL); `permutation`: sampled targets, in a sampled order (XLNet);
+    `masked`: hidden targets, each on its own (BERT); `seq2seq`: a target's next tokens, after its source (UniLM)."""
     predict_fraction: Float = Field(1 / 6, gt=0.0, le=1.0)
-    """Share of a segment's tokens that are targets (permutation); XLNet predicts one in six."""
+    """Share of a segment's tokens that are targets (permutation, masked); XLNet predicts one in six, BERT 0.15."""
     num_predict: Count | None = None
     """Number of targets per segment, instead of a fraction."""
     max_span: Count = 5
-    """Targets are chosen as spans of 1 to this many words, with probability proportional to 1/length."""
+    """Targets are chosen as spans of 1 to this many units, with probability proportional to 1/length."""
+    span_unit: Literal["word", "token", "reference"] = "word"
+    """What spans count: words, tokens, or tokens from a word's start (`reference`: as released XLNets were trained)."""
+    perm_size: Length = 0
+    """Blocks of this many positions share one inner order (permutation); 0: a segment's parts are permuted whole."""
 
     def targets_per_segment(self, seq_len: int) -> int:
         """P: how many tokens of a segment of ``seq_len`` are predicted."""
-        if self.name == "causal":
+        if self.name in ("causal", "seq2seq"):
             return seq_len
         return self.num_predict or max(1, round(self.predict_fraction * seq_len))
 
@@ -397,6 +406,26 @@ class Config(Section):
             )
         if model.same_length and segments.mem_len == 0:
             found.append(("model.same_length", "it needs segments.mem_len above 0: that is the number of keys seen"))
+        if segments.reuse_len:
+            if objective.name != "permutation":
+                found.append(("segments.reuse_len", f"it needs objective.name permutation, not {objective.name}"))
+            if segments.reuse_len >= segments.seq_len:
+                found.append(
+                    ("segments.reuse_len", f"{segments.reuse_len} must be below segments.seq_len {segments.seq_len}")
+                )
+        for size in (segments.reuse_len, segments.seq_len - segments.reuse_len):
+            if objective.perm_size and size % objective.perm_size:
+                found.append(
+                    (
+                        "objective.perm_size",
+                        f"{objective.perm_size} must divide each part of a segment (one has {size})",
+                    )
+                )
+        if segments.bidirectional and self.training.batch_size % 2:
+            rows = self.training.batch_size
+            found.append(
+                ("segments.bidirectional", f"half of the rows run backward: training.batch_size {rows} must be even")
+            )
         if objective.num_predict is not None and objective.num_predict > segments.seq_len:
             found.append(
                 (

@@ -16,26 +16,29 @@ from xltrain.data.streams import NO_TOKEN, Segment
 Pass = Iterator[tuple[Segment, Tensor, Tensor]]
 
 
-def whole_text(split: Split, *, seq_len: int, rows: int, warm_up: int) -> Pass:
+def whole_text(split: Split, *, seq_len: int, rows: int, warm_up: int, advance: int | None = None) -> Pass:
     """The text as one stream.
 
     It is cut into segments as one row would read it; each of the B rows gets a run of them, and first reads the
     ``warm_up`` segments before its run, unscored, so that it remembers what a single row would remember.
+    ``advance``: tokens between the starts of segments, where only a reused part of each is remembered.
     """
-    count = -(-split.num_tokens // seq_len)
+    step = advance or seq_len
+    count = 1 + max(0, -(-(split.num_tokens - seq_len) // step))
     rows = max(1, min(rows, count))
     bounds = [count * row // rows for row in range(rows + 1)]
     begins = [max(0, bounds[row] - warm_up) for row in range(rows)]
     for turn in range(max(bounds[row + 1] - begins[row] for row in range(rows))):
         numbers = [begins[row] + turn for row in range(rows)]
-        spans = [(number * seq_len, split.num_tokens) for number in numbers]
+        spans = [(number * step, split.num_tokens) for number in numbers]
         number = torch.tensor(numbers)
         scored = (number >= torch.tensor(bounds[:-1])) & (number < torch.tensor(bounds[1:]))
         yield _segments(split, spans, seq_len, fresh=[turn == 0] * rows), number, scored
 
 
-def each_document(split: Split, *, seq_len: int, rows: int) -> Pass:
+def each_document(split: Split, *, seq_len: int, rows: int, advance: int | None = None) -> Pass:
     """Every document on its own; a row that has finished one takes the next, with nothing remembered."""
+    step = advance or seq_len
     rows = max(1, min(rows, split.num_documents))
     begins = np.concatenate([[0], split.ends[:-1]])
     waiting = iter(range(split.num_documents))
@@ -51,8 +54,8 @@ def each_document(split: Split, *, seq_len: int, rows: int) -> Pass:
         if not any(active):
             return
         yield _segments(split, places, seq_len, fresh=fresh), torch.tensor(inside), torch.tensor(active)
-        places = [(start + seq_len, stop) for start, stop in places]
-        inside = [offset + seq_len for offset in inside]
+        places = [(start + step if start + seq_len < stop else stop, stop) for start, stop in places]
+        inside = [offset + step for offset in inside]
 
 
 def sliding_windows(split: Split, *, seq_len: int, rows: int, stride: int) -> Pass:

@@ -27,6 +27,7 @@ class Segment:
     document: (B, T) number of each token's document; a document's closing <eod> belongs to it.
     next_document: (B,) document of ``next_token``.
     fresh: (B,) bool, true where the row does not continue what it read before.
+    backward: (B,) 1 where the row's text is reversed, 0 elsewhere; None: all rows run forward.
     """
 
     tokens: Tensor
@@ -35,6 +36,7 @@ class Segment:
     document: Tensor
     next_document: Tensor
     fresh: Tensor
+    backward: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "Segment":
         return self._each(lambda tensor: tensor[start:stop])
@@ -45,7 +47,8 @@ class Segment:
         return self._each(lambda tensor: tensor.to(device))
 
     def _each(self, change: Any) -> "Segment":
-        return replace(self, **{name: change(getattr(self, name)) for name in self.__dataclass_fields__})
+        given = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return replace(self, **{name: change(value) for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class TrainingStream:
         total_rows: B over all processes.
         first_row, rows: which of them this process reads.
         seq_len: T.
+        advance: tokens between the starts of a row's segments: T, or the length of the reused part.
+        bidirectional: rows of the second half read the text of the first half's, in reverse.
         shuffle: reshuffle documents every epoch.
         seed: of the shuffling.
 
@@ -82,18 +87,22 @@ class TrainingStream:
         seq_len: int,
         shuffle: bool,
         seed: int,
+        advance: int | None = None,
+        bidirectional: bool = False,
         first_row: int = 0,
         rows: int | None = None,
     ) -> None:
         self.split, self.total_rows, self.seq_len = split, total_rows, seq_len
         self.shuffle, self.seed = shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
-        self.row_len = split.num_tokens // total_rows
-        self.segments_per_epoch = (self.row_len - 1) // seq_len
+        self.advance, self.bidirectional = advance or seq_len, bidirectional
+        self.runs = total_rows // 2 if bidirectional else total_rows  # rows of distinct text
+        self.row_len = split.num_tokens // self.runs
+        self.segments_per_epoch = (self.row_len - seq_len - 1) // self.advance + 1
         if self.segments_per_epoch < 1:
-            needed, has = total_rows * (seq_len + 1), split.num_tokens
+            needed, has = self.runs * (seq_len + 1), split.num_tokens
             raise UsageError(
-                f"corpus.{split.name}: needs at least {needed:,} tokens ({total_rows} rows x (seq_len {seq_len} + 1)), "
+                f"corpus.{split.name}: needs at least {needed:,} tokens ({self.runs} rows x (seq_len {seq_len} + 1)), "
                 f"this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
             )
         self._epoch = -1
@@ -103,7 +112,8 @@ class TrainingStream:
     @property
     def unused_per_epoch(self) -> int:
         """Tokens of an epoch that are in no segment."""
-        return self.split.num_tokens - self.total_rows * self.segments_per_epoch * self.seq_len
+        in_row = (self.segments_per_epoch - 1) * self.advance + self.seq_len
+        return self.split.num_tokens - self.runs * in_row
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""
@@ -112,8 +122,14 @@ class TrainingStream:
         tokens = np.empty((self.rows, count + 1), dtype=np.int64)
         document = np.empty((self.rows, count + 1), dtype=np.int64)
         for row in range(self.rows):
-            start = (self.first_row + row) * self.row_len + position.segment * count
-            tokens[row], document[row] = self._window(start, count + 1)
+            run = (self.first_row + row) % self.runs
+            start = run * self.row_len + position.segment * self.advance
+            if self._backward(row):  # the same place, counted from the run's other end
+                start = (run + 1) * self.row_len - position.segment * self.advance - count - 1
+                ids, numbers = self._window(start, count + 1)
+                tokens[row], document[row] = ids[::-1], numbers[::-1]
+            else:
+                tokens[row], document[row] = self._window(start, count + 1)
         segment = Segment(
             tokens=torch.from_numpy(tokens[:, :-1].copy()),
             length=torch.full((self.rows,), count),
@@ -121,11 +137,17 @@ class TrainingStream:
             document=torch.from_numpy(document[:, :-1].copy()),
             next_document=torch.from_numpy(document[:, -1].copy()),
             fresh=torch.full((self.rows,), position.segment == 0),
+            backward=torch.tensor([int(self._backward(row)) for row in range(self.rows)])
+            if self.bidirectional
+            else None,
         )
         following = Position(position.epoch, position.segment + 1)
         if following.segment == self.segments_per_epoch:
             following = Position(position.epoch + 1, 0)
         return segment, following
+
+    def _backward(self, row: int) -> bool:
+        return self.first_row + row >= self.runs
 
     def _enter(self, epoch: int) -> None:
         if epoch == self._epoch:

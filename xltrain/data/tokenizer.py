@@ -263,6 +263,18 @@ def _begins(piece: str) -> bool:
     return unicodedata.category(first)[0] in "PSZ" or unicodedata.name(first, "").startswith(_UNSPACED)
 
 
+def find_piece(tokenizer: Tokenizer, piece: str) -> int:
+    """Id of a piece.
+
+    Raises:
+        UsageError: if the vocabulary lacks it.
+    """
+    for token in range(tokenizer.vocab_size):
+        if tokenizer.piece(token) == piece:
+            return token
+    raise UsageError(f"this objective needs the piece {piece}, which the tokenizer's vocabulary lacks")
+
+
 def never_target(tokenizer: Tokenizer) -> np.ndarray:
     """(V,) bool: control symbols, which no objective asks to predict at a masked place."""
     found = np.zeros(tokenizer.vocab_size, dtype=bool)

@@ -51,7 +51,10 @@ def eval_ppl(
         mem_len=0 if mode == "sliding" else config.segments.mem_len if mem_len is None else mem_len,
         batch_size=batch_size or config.evaluation.batch_size,
         stride=stride,
+        advance=config.segments.reuse_len or None,
     )
+    if protocol.advance and protocol.advance >= protocol.seq_len:
+        raise UsageError(f"--seq-len: {seq_len} must be above the run's segments.reuse_len {protocol.advance}")
     if mode == "sliding" and mem_len:
         raise UsageError("--mem-len: sliding windows have no memory; leave it out, or choose --mode stream")
     if mode == "sliding" and config.objective.name != "causal":

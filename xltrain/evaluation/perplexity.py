@@ -31,13 +31,18 @@ EVALUATION_STEP = 2**40
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a text is read."""
+    """How a text is read.
+
+    stride: scored tokens per window, in mode ``sliding``.
+    advance: tokens between the starts of segments; None: a whole segment (see ``segments.reuse_len``).
+    """
 
     mode: str
     seq_len: int
     mem_len: int
     batch_size: int
     stride: int = 1
+    advance: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,13 +133,13 @@ def evaluate(
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
     seq_len, rows = protocol.seq_len, protocol.batch_size
     if protocol.mode == "document":
-        return each_document(split, seq_len=seq_len, rows=rows)
+        return each_document(split, seq_len=seq_len, rows=rows, advance=protocol.advance)
     if protocol.mode == "sliding":
         return sliding_windows(split, seq_len=seq_len, rows=rows, stride=protocol.stride)
     # A state of the top layer depends on what L layers of memory reach back to; after reading that much, a row
     # remembers exactly what a single row would.
-    depth = len(model.layers) * -(-protocol.mem_len // seq_len)  # type: ignore[arg-type]
-    return whole_text(split, seq_len=seq_len, rows=rows, warm_up=depth)
+    depth = len(model.layers) * -(-protocol.mem_len // (protocol.advance or seq_len))  # type: ignore[arg-type]
+    return whole_text(split, seq_len=seq_len, rows=rows, warm_up=depth, advance=protocol.advance)
 
 
 def _scored_targets(plan: Plan, scored: Tensor) -> Tensor:

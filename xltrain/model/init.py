@@ -42,7 +42,7 @@ def initialise(
 
     Matrices follow ``distribution`` and ``variance``. Embeddings, attention biases and what else is no matrix of a
     linear layer have ``std`` and the same distribution (normal where that is orthogonal). Biases start at 0, norms
-    at 1.    With ``attention_scale`` "init" the query matrix is drawn sqrt(head_dim) smaller (T5), since scores are not scaled.
+    at 1. With ``attention_scale`` "init" the query matrix is drawn sqrt(head_dim) smaller (T5), for unscaled scores.
     """
     done: set[int] = set()
     for _, module in sorted(model.named_modules()):

@@ -2,6 +2,10 @@
 
 Ordinary tokens have order 0 and see each other. Targets have order 1 + their place in the sampled factorization order,
 and are predicted from the query stream, which sees only smaller orders: never the target itself.
+
+A segment may have two parts: a reused one, which is remembered, and the rest, which is not and is read again later as a
+reused part. Each has its own targets and order; the second part's orders start above the first's, so the first never
+sees the second and the second sees all of the first (reference: ``_local_perm`` of the original code).
 """
 
 from dataclasses import dataclass
@@ -12,8 +16,9 @@ from torch import Tensor
 from xltrain.data.streams import Segment
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import IGNORE, PADDED, Plan, is_text
+from xltrain.objectives.targets import PURPOSES, SpanUnit, TargetRule, mark
 
-_SPAN_LENGTH, _SPAN_START, _SPAN_RANK, _SINGLE, _ORDER, _OFFSET = range(6)  # purposes of the random numbers
+_ORDER = PURPOSES - 1  # purpose of the order's random numbers, within a part's
 
 
 def factorization_order(place: Tensor, ordered: Tensor) -> Tensor:
@@ -24,93 +29,97 @@ def factorization_order(place: Tensor, ordered: Tensor) -> Tensor:
     return torch.where(ordered, 1 + place, 0)
 
 
+def sample_places(draw: Draw, seq_len: int, *, perm_size: int, purpose: int) -> Tensor:
+    """(B, T) places in a sampled factorization order.
+
+    With ``perm_size`` above 0, blocks of that many positions keep their natural order and share one inner order, as
+    the original code has it; otherwise the whole part is permuted.
+    """
+    size = perm_size or seq_len
+    inner = draw.uniform(size, purpose=purpose).argsort(dim=1).argsort(dim=1)  # (B, perm_size)
+    block = torch.arange(seq_len, device=inner.device) // size * size  # (T,)
+    return inner.repeat(1, -(-seq_len // size))[:, :seq_len] + block  # (B, T)
+
+
 @dataclass(frozen=True)
 class Permutation:
     """Span-wise targets and a sampled order, both new every time a segment is seen.
 
     num_predict: P targets per segment.
-    max_span: spans of 1..max_span words, with probability proportional to 1 / length.
-    starts_word: (V,) bool, tokens that begin a word.
-    never_target: (V,) bool, control symbols.
+    max_span, starts_word, never_target, unit: see :class:`TargetRule`.
     keep_apart: text does not see other documents.
+    perm_size: see :func:`sample_places`.
+    reuse_len: length of the reused part; 0: the segment has one part, and all of it is remembered.
+    functional: (V,) bool, symbols that are ordered though never predicted; None: none.
     """
 
     num_predict: int
     max_span: int
     starts_word: Tensor
     never_target: Tensor
+    unit: SpanUnit = "word"
     keep_apart: bool = False
+    perm_size: int = 0
+    reuse_len: int = 0
+    functional: Tensor | None = None
 
     def plan(self, segment: Segment, draw: Draw) -> Plan:
         tokens = segment.tokens
+        seq_len = tokens.shape[1]
         text = is_text(segment)  # (B, T)
-        predict, chosen = self.choose(segment, draw)  # (B, P), (B, P)
-        beyond = tokens.shape[1]  # unused slots mark a column that is cut off again
-        marked = text.new_zeros(text.shape[0], beyond + 1)
-        is_target = marked.scatter(1, predict.where(chosen, beyond), True)[:, :beyond]  # (B, T)
-        place = draw.uniform(tokens.shape[1], purpose=_ORDER).argsort(dim=1).argsort(dim=1)  # (B, T)
+        predict, used = self.choose(segment, draw)  # (B, P), (B, P)
+        ordered = mark(predict, used, seq_len)  # (B, T)
+        if self.functional is not None:
+            ordered = ordered | self.functional[tokens]
+        place = torch.cat(
+            [
+                sample_places(draw, size, perm_size=self.perm_size, purpose=PURPOSES * part + _ORDER)
+                for part, size in enumerate(self._parts(seq_len))
+            ],
+            dim=1,
+        )  # (B, T)
+        order = factorization_order(place, ordered)  # (B, T)
+        if self.reuse_len:
+            second = torch.arange(seq_len, device=tokens.device) >= self.reuse_len  # (T,)
+            order = order + second * (seq_len + 1)
         return Plan(
             tokens=tokens,
-            order=factorization_order(place, is_target).where(text, PADDED),  # (B, T)
-            targets=tokens.gather(1, predict).where(chosen, IGNORE),  # (B, P)
+            order=order.where(text, PADDED),
+            targets=tokens.gather(1, predict).where(used, IGNORE),  # (B, P)
             stream="query",
             fresh=segment.fresh,
             predict=predict,
             document=segment.document if self.keep_apart else None,
+            backward=segment.backward,
+            remember=self.reuse_len or None,
         )
 
     def choose(self, segment: Segment, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Positions of the targets (B, P), ascending, and which of the P slots are used (B, P).
+        """Positions of the targets (B, P), ascending within a part, and which of the P slots are used (B, P).
 
-        Whole spans are taken in random order until P targets are found (the last span may be cut); where spans give
-        too few, single tokens drawn at random fill up. A segment that is partly padding has proportionally fewer.
+        Of two parts, the first has P - P // 2 targets and the second P // 2.
         """
-        tokens, slots = segment.tokens, self.num_predict
-        seq_len = tokens.shape[1]
-        eligible = is_text(segment) & ~self.never_target[tokens]  # (B, T)
-        span_rank, in_span = self._spans(tokens, draw)  # (B, T), (B, T)
-        single = 1.0 + draw.uniform(seq_len, purpose=_SINGLE)  # (B, T)
-        rank = torch.where(in_span, span_rank, single).masked_fill(~eligible, 3.0)  # (B, T) the lowest are taken
-        first = rank.argsort(dim=1, stable=True)[:, :slots]  # (B, P)
-        goal = (slots * segment.length + seq_len - 1) // seq_len  # (B,)
-        used = eligible.gather(1, first) & (torch.arange(slots, device=tokens.device) < goal[:, None])  # (B, P)
-        ascending = first.masked_fill(~used, seq_len).sort(dim=1).values  # (B, P)
-        return ascending.clamp(max=seq_len - 1), ascending < seq_len
+        rule = TargetRule(self.starts_word, self.never_target, self.max_span, self.unit)
+        text = is_text(segment)
+        parts = self._parts(segment.tokens.shape[1])
+        counts = [self.num_predict]
+        if len(parts) == 2:
+            second = min(self.num_predict // 2, parts[1])
+            counts = [self.num_predict - second, second]
+        chosen, begin = [], 0
+        for part, (size, count) in enumerate(zip(parts, counts, strict=True)):
+            inside = slice(begin, begin + size)
+            predict, used = rule.choose(
+                segment.tokens[:, inside],
+                text[:, inside],
+                draw,
+                count=count,
+                purpose=PURPOSES * part,
+                backward=segment.backward,
+            )
+            chosen.append((predict + begin, used))
+            begin += size
+        return torch.cat([one for one, _ in chosen], dim=1), torch.cat([one for _, one in chosen], dim=1)
 
-    def _spans(self, tokens: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """A random rank per token, equal within a span, and whether the token is in a span at all: (B, T) each.
-
-        The segment is tiled by windows, n words of every n * T / P tokens; each holds one span of n words that starts
-        at a word's start. All windows are laid out at once, without a loop over spans.
-        """
-        rows, seq_len = tokens.shape
-        device, most = tokens.device, self.num_predict + self.max_span
-        lengths = torch.arange(1, self.max_span + 1, device=device, dtype=torch.float64)
-        thresholds = (1.0 / lengths).cumsum(0) / (1.0 / lengths).sum()  # (max_span,)
-        words = 1 + torch.bucketize(draw.uniform(most, purpose=_SPAN_LENGTH), thresholds[:-1], right=True)  # (B, S)
-        window = words * (seq_len / self.num_predict)  # (B, S)
-        begin = window.cumsum(dim=1) - window - window[:, :1] * draw.uniform(1, purpose=_OFFSET)  # (B, S)
-        room = (window - words).clamp(min=0.0)
-        begin = begin + room * draw.uniform(most, purpose=_SPAN_START)
-
-        # word_begin[w] is where word w starts; a segment's first token starts a word, as what is before is not seen.
-        starts = self.starts_word[tokens].clone()  # (B, T)
-        starts[:, 0] = True
-        word = starts.long().cumsum(dim=1) - 1  # (B, T)
-        places = torch.arange(seq_len, device=device).expand(rows, -1)  # (B, T)
-        word_begin = torch.full((rows, seq_len + 1), seq_len, device=device)
-        word_begin = word_begin.scatter(1, word.where(starts, seq_len), places).contiguous()  # (B, T+1)
-        word_begin[:, seq_len] = seq_len
-
-        inside = (begin >= 0) & (begin < seq_len)  # (B, S)
-        first_word = torch.searchsorted(word_begin, begin.ceil().long().clamp(0, seq_len))  # (B, S) moved right
-        span_begin = word_begin.gather(1, first_word.clamp(max=seq_len)).where(inside, seq_len)  # (B, S)
-        span_end = word_begin.gather(1, (first_word + words).clamp(max=seq_len)).where(inside, 0)  # (B, S)
-
-        # The span that covers a token is the last one that begins at or before it.
-        span_begin, by_place = span_begin.sort(dim=1)
-        span_end = span_end.gather(1, by_place).cummax(dim=1).values
-        covering = torch.searchsorted(span_begin, places.contiguous(), right=True) - 1  # (B, T)
-        in_span = (covering >= 0) & (places < span_end.gather(1, covering.clamp(min=0)))
-        rank = draw.uniform(most, purpose=_SPAN_RANK).gather(1, covering.clamp(min=0))  # (B, T)
-        return rank, in_span
+    def _parts(self, seq_len: int) -> list[int]:
+        return [self.reuse_len, seq_len - self.reuse_len] if self.reuse_len else [seq_len]

@@ -28,6 +28,8 @@ class Plan:
     fresh: (B,) rows that start anew.
     document: (B, T) to keep documents apart, or None.
     segment_ids: (B, T) parts, or None.
+    backward: (B,) 1 for rows of reversed text; None: none is.
+    remember: how many leading positions enter memory; None: all.
     """
 
     tokens: Tensor
@@ -38,6 +40,8 @@ class Plan:
     predict: Tensor | None = None
     document: Tensor | None = None
     segment_ids: Tensor | None = None
+    backward: Tensor | None = None
+    remember: int | None = None
 
     @property
     def num_targets(self) -> Tensor:
@@ -55,6 +59,8 @@ class Plan:
             "fresh": self.fresh,
             "document": self.document,
             "segment_ids": self.segment_ids,
+            "backward": self.backward,
+            "remember": self.remember,
         }
 
 
@@ -62,6 +68,16 @@ class Objective(Protocol):
     """Turns a segment into a plan; pure, apart from the counted random numbers of ``draw``."""
 
     def plan(self, segment: Segment, draw: Draw) -> Plan: ...
+
+
+def following(segment: Segment) -> tuple[Tensor, Tensor]:
+    """The token after every place (B, T), and whether it is of the same document (B, T); -1 and false after the end."""
+    last = torch.arange(segment.tokens.shape[1], device=segment.tokens.device) == segment.length[:, None] - 1  # (B, T)
+    token = torch.cat([segment.tokens[:, 1:], segment.next_token[:, None]], dim=1)  # (B, T)
+    document = torch.cat([segment.document[:, 1:], segment.next_document[:, None]], dim=1)  # (B, T)
+    token = torch.where(last, segment.next_token[:, None], token)
+    document = torch.where(last, segment.next_document[:, None], document)
+    return token, document == segment.document
 
 
 def is_text(segment: Segment) -> Tensor:

@@ -1,18 +1,21 @@
 """From configuration sections to live objects: the one place where keys meet constructor arguments."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 from xltrain.config.schema import Config
-from xltrain.data.tokenizer import Tokenizer, never_target, starts_word
+from xltrain.data.tokenizer import Tokenizer, find_piece, never_target, starts_word
 from xltrain.errors import UsageError
 from xltrain.model.attention import choose_backend
 from xltrain.model.init import initialise
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
+from xltrain.objectives.masked import Masked
 from xltrain.objectives.permutation import Permutation
 from xltrain.objectives.plan import Objective
+from xltrain.objectives.seq2seq import Seq2Seq
 
 
 def build_model(config: Config, *, vocab_size: int, device: torch.device) -> LanguageModel:
@@ -69,15 +72,24 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
 def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, device: torch.device) -> Objective:
     """The objective for segments of ``seq_len`` tokens."""
     keep_apart = not config.segments.cross_documents
-    if config.objective.name == "causal":
+    wanted = config.objective
+    if wanted.name == "causal":
         return Causal(keep_apart=keep_apart)
-    return Permutation(
-        num_predict=min(config.objective.targets_per_segment(seq_len), seq_len),
-        max_span=config.objective.max_span,
-        starts_word=torch.from_numpy(starts_word(tokenizer)).to(device),
-        never_target=torch.from_numpy(never_target(tokenizer)).to(device),
-        keep_apart=keep_apart,
-    )
+    if wanted.name == "seq2seq":
+        return Seq2Seq(keep_apart=keep_apart)
+    choice: dict[str, Any] = {
+        "num_predict": min(wanted.targets_per_segment(seq_len), seq_len),
+        "max_span": wanted.max_span,
+        "unit": wanted.span_unit,
+        "starts_word": torch.from_numpy(starts_word(tokenizer)).to(device),
+        "never_target": torch.from_numpy(never_target(tokenizer)).to(device),
+        "keep_apart": keep_apart,
+    }
+    if wanted.name == "masked":
+        return Masked(mask=find_piece(tokenizer, "<mask>"), **choice)
+    functional = torch.zeros(tokenizer.vocab_size, dtype=torch.bool, device=device)
+    functional[[find_piece(tokenizer, "<sep>"), find_piece(tokenizer, "<cls>")]] = True
+    return Permutation(perm_size=wanted.perm_size, reuse_len=config.segments.reuse_len, functional=functional, **choice)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

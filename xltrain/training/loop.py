@@ -101,6 +101,8 @@ class Run:
             store.split("train"),
             total_rows=rows,
             seq_len=segments.seq_len,
+            advance=segments.reuse_len or None,
+            bidirectional=segments.bidirectional,
             shuffle=segments.shuffle_documents,
             seed=config.run.seed,
         )
@@ -237,7 +239,13 @@ def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
 
 def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
     config, device = run.config, run.place.device
-    protocol = Protocol("stream", config.segments.seq_len, config.segments.mem_len, config.evaluation.batch_size)
+    protocol = Protocol(
+        "stream",
+        config.segments.seq_len,
+        config.segments.mem_len,
+        config.evaluation.batch_size,
+        advance=config.segments.reuse_len or None,
+    )
     try:
         result = evaluate(
             run.model,
