@@ -222,8 +222,9 @@ class ModelConfig(Section):
     """How weights start."""
     parametrization: Literal["standard", "ntk"] = "standard"
     """`ntk`: matrices start with unit variance, and their size is a factor in the forward pass."""
-    attention_backend: Literal["auto", "math", "sdpa"] = "auto"
-    """`math`: plain matrix products; `sdpa`: torch's fused kernels; `auto`: sdpa on CUDA, math elsewhere."""
+    attention_backend: Literal["auto", "math", "sdpa", "flex"] = "auto"
+    """`math`: plain matrix products; `sdpa`: torch's fused kernels; `flex`: FlexAttention (CUDA, without
+    attention_dropout); `auto`: sdpa on CUDA, math elsewhere."""
 
     @property
     def head_width(self) -> int:
@@ -237,6 +238,8 @@ class ModelConfig(Section):
         found = []
         if self.d_model % 2:
             found.append(("d_model", f"{self.d_model} is odd; it must be even (sines and cosines in equal number)"))
+        if self.attention_backend == "flex" and self.attention_dropout:
+            found.append(("attention_dropout", "flex attention has none; set it to 0, or choose another backend"))
         if self.final_norm and self.norm_position == "post":
             found.append(("final_norm", "a post-norm model ends with a norm already; leave it out, or choose pre"))
         for key in ("tie_position_bias", "clamp_len"):

@@ -5,27 +5,22 @@ attention matrices as (D, N, H), the output one included, where ours are ``nn.Li
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xltrain.config.schema import Config, ModelConfig
 from xltrain.errors import XltrainError
+from xltrain.model.attention import RelativeAttention
+from xltrain.model.block import FeedForward
+from xltrain.model.linear import Linear
+from xltrain.model.transformer import LanguageModel
 
 ARCHITECTURE = "XLNetLMHeadModel"
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
 """Ours to theirs; their ``gelu_new`` is the tanh form."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What a conversion has to know besides the tensors."""
-
-    num_layers: int
-    num_heads: int
 
 
 Convert = Callable[[Tensor, int, int], Tensor]  # (our tensor, layer, N) -> their tensor
@@ -96,13 +91,42 @@ SEGMENTS: tuple[tuple[str, str, Convert], ...] = (
 """Tensors of a layer that a model without segment embeddings lacks and transformers always has."""
 
 
-def xlnet_weights(tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+def plain_weights(model: LanguageModel) -> dict[str, Tensor]:
+    """Every parameter once, by name, as a model of the same function has it that XLNet's class can hold.
+
+    That is one with the standard parametrisation, scores divided by sqrt(H), and biases everywhere.
+    """
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def multiply(name: str, factor: float) -> None:
+        found[name] = found[name] * factor
+
+    undivided = 1.0
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            multiply(f"{name}.weight", module.multiplier)
+        elif isinstance(module, RelativeAttention) and module.scale == 1.0:
+            undivided = module.head_dim**0.5
+            multiply(f"{name}.query.weight", undivided)
+        elif isinstance(module, nn.LayerNorm) and module.bias is None:
+            found[f"{name}.bias"] = torch.zeros_like(module.weight)
+        elif isinstance(module, FeedForward) and module.inner.bias is None:
+            found[f"{name}.inner.bias"] = module.inner.weight.new_zeros(module.inner.out_features)
+            found[f"{name}.outer.bias"] = module.outer.weight.new_zeros(module.outer.out_features)
+    for name in found.keys() & {"bias_u", "bias_v", "bias_s"}:  # these are added to the query
+        multiply(name, undivided)
+    return found
+
+
+def xlnet_weights(tensors: Mapping[str, Tensor], *, num_layers: int, num_heads: int) -> dict[str, Tensor]:
     """The state dict of an ``XLNetLMHeadModel``, in the dtype of ``tensors``.
 
     A model without segment embeddings gets zeros for them: its scores then do not depend on segment ids, exactly.
 
     Args:
         tensors: every parameter of a ``LanguageModel`` once, by name (``training.checkpoint.weights``).
+        num_layers: L.
+        num_heads: N.
 
     Raises:
         XltrainError: naming each tensor that is missing, or that has no place in XLNet.
@@ -111,7 +135,7 @@ def xlnet_weights(tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tens
     if UNTIED[0] in tensors:
         rows.append((*UNTIED, 0))
     with_segments = any(ours in tensors for ours, _, _ in SEGMENTS)
-    for layer in range(sizes.num_layers):
+    for layer in range(num_layers):
         rows += [
             (ours.format(layer), f"transformer.layer.{layer}.{theirs}", convert, layer)
             for ours, theirs, convert in PER_LAYER + (SEGMENTS if with_segments else ())
@@ -121,9 +145,9 @@ def xlnet_weights(tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tens
     faults += [f"no place for {name}" for name in sorted(set(tensors) - used)]
     if faults:
         raise XltrainError(f"these weights are not those of an {ARCHITECTURE}: {'; '.join(faults)}")
-    found = {theirs: convert(tensors[ours], layer, sizes.num_heads) for ours, theirs, convert, layer in rows}
+    found = {theirs: convert(tensors[ours], layer, num_heads) for ours, theirs, convert, layer in rows}
     if not with_segments:
-        for layer in range(sizes.num_layers):
+        for layer in range(num_layers):
             prefix = f"transformer.layer.{layer}.rel_attn."
             bias = found[f"{prefix}r_w_bias"]  # (N, H)
             found[f"{prefix}r_s_bias"] = torch.zeros_like(bias)
@@ -171,10 +195,21 @@ def xlnet_config(config: Config, *, vocab_size: int, special_ids: Mapping[str, i
     }
 
 
-_UNDERSTOOD = {
+REQUIRED: dict[str, tuple[object, str]] = {
+    "positions": ("relative", "XLNet's are relative"),
+    "norm": ("layer_norm", "XLNet has layer_norm"),
+    "norm_position": ("post", "XLNet normalises after each residual sum (post)"),
+    "final_norm": (False, "XLNet has none"),
+    "attention_bias": (False, "XLNet's attention has no biases"),
+    "scale_embeddings": (False, "XLNet does not scale its embeddings"),
+    "same_length": (False, "XLNet's rows see all of their memory"),
+}
+"""Keys of the model section that must have this value, and why."""
+
+_HANDLED = {
     *("num_layers", "d_model", "num_heads", "head_dim", "d_inner", "activation", "dropout", "attention_dropout"),
-    *("tie_position_bias", "clamp_len", "same_length", "norm_position", "norm_eps", "scale_embeddings"),
-    *("tie_embeddings", "segment_embeddings", "init", "attention_backend"),
+    *("tie_position_bias", "clamp_len", "norm_eps", "bias", "attention_scale", "tie_embeddings", "adaptive"),
+    *("segment_embeddings", "init", "parametrization", "attention_backend"),
 }
 
 
@@ -184,29 +219,31 @@ def reasons_against(config: Config) -> list[str]:
     if config.objective.name != "permutation":
         found.append(
             f"objective.name is {config.objective.name}: {ARCHITECTURE} predicts from the query stream, which only a "
-            "permutation model has (and transformers 5 has no Transformer-XL)"
+            "permutation model has"
         )
     if model.num_heads * model.head_width != model.d_model:
         found.append(
             f"model.head_dim is {model.head_width}: transformers requires d_head = d_model / n_head, here "
             f"{model.d_model} / {model.num_heads} = {model.d_model / model.num_heads:g}"
         )
-    if model.norm_position != "post":
-        found.append(f"model.norm_position is {model.norm_position}: XLNet normalises after each residual sum (post)")
-    if model.scale_embeddings:
-        found.append("model.scale_embeddings is on: XLNet does not scale its embeddings")
-    if model.same_length:
-        found.append("model.same_length is on: XLNet's rows see all of their memory")
     if model.activation not in ACTIVATIONS:
         found.append(f"model.activation is {model.activation}: XLNet's are {', '.join(ACTIVATIONS)}")
-    return found + _unknown(model)
+    if model.adaptive.cutoffs:
+        found.append("model.adaptive has cutoffs: XLNet has one embedding table and one softmax")
+    for key, (wanted, why) in REQUIRED.items():
+        value = getattr(model, key)
+        if value != wanted:
+            shown = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+            found.append(f"model.{key} is {shown}: {why}")
+    return found + _unheard(model)
 
 
-def _unknown(model: ModelConfig) -> list[str]:
+def _unheard(model: ModelConfig) -> list[str]:
     """Keys that this module has not heard of, where they are not at their default: better refused than ignored."""
     found = []
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        if name not in _UNDERSTOOD and value != field.get_default(call_default_factory=True):
+        known = name in _HANDLED or name in REQUIRED
+        if not known and value != field.get_default(call_default_factory=True):
             found.append(f"model.{name} is {value}: XLNet has nothing like it")
     return found

@@ -10,6 +10,7 @@ then takes the K columns that start at T - 1 - i.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -178,9 +179,33 @@ def attend_sdpa(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
 
 
+@cache
+def _flex(device_type: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Uncompiled it is a slow reference; the compiler makes one kernel of it.
+    return torch.compile(flex_attention, dynamic=False) if device_type == "cuda" else flex_attention
+
+
+def attend_flex(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """The same through torch's FlexAttention; it has no dropout of weights, and on a CPU no gradient.
+
+    Raises:
+        ValueError: for ``dropout`` above 0.
+    """
+    if dropout:
+        raise ValueError("flex attention has no dropout of attention weights")
+
+    def add(score: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[row, head, i, j]
+
+    return _flex(query.device.type)(query, key, value, score_mod=add, scale=1.0)
+
+
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]] = {
     "math": attend_math,
     "sdpa": attend_sdpa,
+    "flex": attend_flex,
 }
 
 

@@ -46,6 +46,8 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
         XltrainError: if the loss is no number, or a checkpoint cannot be written.
     """
     place = find_place(config.training.device)
+    if config.model.attention_backend == "flex" and place.device.type == "cpu":
+        raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
     checkpoint = open_run(config, resume=resume, overwrite=overwrite)
     store = prepare(config).store
     run = Run.build(config, place, store, checkpoint)

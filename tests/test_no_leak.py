@@ -1,0 +1,73 @@
+"""No target is visible to its own query stream: on independent uniform symbols nothing can be learned.
+
+With memory, spans and several epochs; and a model that does leak fails the same check, so the check means something.
+"""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from xltrain.config.load import validate
+from xltrain.model.visibility import Visibility
+from xltrain.training.loop import pretrain
+
+ALPHABET = "abcdefgh"
+
+
+def validation_loss(folder: Path, **objective: Any) -> float:
+    """The last validation loss of a small model on random text: about three epochs of distinct symbols."""
+    draw = random.Random(0)
+    for name, documents in (("train", 130), ("validation", 40)):
+        text = "\n\n".join("".join(draw.choice(ALPHABET) for _ in range(400)) for _ in range(documents))
+        (folder / f"{name}.txt").write_text(text)
+    config, problems = validate(
+        {
+            "run": {"output_dir": str(folder / "run"), "seed": 1},
+            "corpus": {
+                "train": [str(folder / "train.txt")],
+                "validation": [str(folder / "validation.txt")],
+                "cache_dir": str(folder / "cache"),
+            },
+            "tokenizer": {"kind": "char"},
+            "segments": {"seq_len": 24, "mem_len": 24, "shuffle_documents": True},
+            "model": {"num_layers": 2, "d_model": 32, "num_heads": 2, "d_inner": 64, "dropout": 0.0}
+            | {"attention_dropout": 0.0, "init": {"std": 0.1}},
+            "objective": {"predict_fraction": 0.25, "max_span": 3} | objective,
+            "optimizer": {"lr": 3e-3},
+            "schedule": {"warmup_steps": 20},
+            "training": {"max_steps": 400, "batch_size": 16, "device": "cpu"},
+            "evaluation": {"every": 0},
+            "checkpoint": {"every": 0},
+            "logging": {"every": 400},
+        }
+    )
+    assert config is not None
+    assert not problems
+    pretrain(config)
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    return last["validation_loss"]
+
+
+@pytest.mark.parametrize("objective", ["permutation", "causal", "seq2seq"])
+def test_uniform_symbols_stay_at_their_entropy(tmp_path: Path, objective: str) -> None:
+    loss = validation_loss(tmp_path, name=objective)
+    # A causal model also scores the end of each document, which it can predict no better than by its frequency.
+    assert math.log(8) - 0.01 < loss < math.log(8) + 0.05
+
+
+def test_a_query_that_sees_its_own_target_would_be_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Visibility.of_segment
+
+    def leaking(*, order: Tensor, slots: Tensor | None = None, **rest: Any) -> Visibility:
+        found = original(order=order, slots=slots, **rest)
+        if slots is not None:  # the query stream's limit is the content stream's
+            found.limit[:, order.shape[1] :] += 1
+        return found
+
+    monkeypatch.setattr(Visibility, "of_segment", leaking)
+    assert validation_loss(tmp_path, name="permutation") < math.log(8) - 0.5

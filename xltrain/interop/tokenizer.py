@@ -1,0 +1,225 @@
+"""Our tokenizers as the files that transformers loads, built with the ``tokenizers`` library alone.
+
+``tokenizer_class`` is ``PreTrainedTokenizerFast``, which takes tokenizer.json as it is: transformers' XLNetTokenizer
+would put its own normaliser in front (quotes replaced, accents stripped), which no text was trained with.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xltrain.data.tokenizer import CharTokenizer, SentencePieceTokenizer, Tokenizer
+from xltrain.interop import spiece
+from xltrain.interop.spiece import Piece, SentencePieceModel
+
+if TYPE_CHECKING:
+    import tokenizers
+
+ROLES = {
+    "unk_token": "<unk>",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "sep_token": "<sep>",
+    "pad_token": "<pad>",
+    "cls_token": "<cls>",
+    "mask_token": "<mask>",
+}
+"""transformers' name for each special piece; ``<eod>`` is one without a role."""
+
+FILES = ("tokenizer.json", "tokenizer_config.json", SentencePieceTokenizer.file_name)
+"""Everything that :func:`tokenizer_files` may write."""
+
+_SPACE = "▁"
+_NEVER = "\uffff"  # a code point that is no character, so it does not occur in text
+_PRIVATE = 0xF0000  # first of the code points that Unicode leaves to programs
+_COMPOSING_RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
+
+
+def reasons_against(tokenizer: Tokenizer) -> list[str]:
+    """Everything in a tokenizer that cannot be expressed; empty: it can be exported."""
+    if isinstance(tokenizer, CharTokenizer):
+        return []
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return [f"tokenizer.kind is {tokenizer.kind}: only sentencepiece and char can be expressed"]
+    model = SentencePieceModel.read(tokenizer.model)
+    kinds = {piece.kind for piece in model.pieces}
+    checks = (
+        (model.algorithm not in ("unigram", "bpe"), f"is of type {model.algorithm}, not unigram or bpe"),
+        (model.byte_fallback or spiece.BYTE in kinds, "spells unknown characters in bytes (byte_fallback)"),
+        (model.space_is_suffix, "marks spaces at the end of words (treat_whitespace_as_suffix)"),
+        (not model.marks_spaces, "does not mark spaces (escape_whitespaces)"),
+        (spiece.UNUSED in kinds, "has pieces marked as unused"),
+    )
+    return [
+        f"the sentencepiece model {reason}: the export does not know how to say that" for yes, reason in checks if yes
+    ]
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Id of each special piece that the vocabulary has, by its spelling."""
+    wanted = {*ROLES.values(), "<eod>"}
+    pieces = (tokenizer.piece(number) for number in range(tokenizer.vocab_size))
+    return {piece: number for number, piece in enumerate(pieces) if piece in wanted}
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Name and content of each file, for a tokenizer that :func:`reasons_against` has nothing against."""
+    specials = special_ids(tokenizer)
+    if isinstance(tokenizer, CharTokenizer):
+        built = _characters(tokenizer)
+        _add_specials(built, specials, mask_takes_space=False)
+    elif isinstance(tokenizer, SentencePieceTokenizer):
+        built = _pieces(SentencePieceModel.read(tokenizer.model))
+        _add_specials(built, specials, mask_takes_space=True)
+    else:
+        raise TypeError(f"{type(tokenizer).__name__} cannot be expressed")
+    return {
+        "tokenizer.json": built.to_str(pretty=True).encode("utf-8"),
+        "tokenizer_config.json": json.dumps(_settings(specials), indent=2).encode("utf-8"),
+        **(tokenizer.files() if isinstance(tokenizer, SentencePieceTokenizer) else {}),
+    }
+
+
+def _settings(specials: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **{role: piece for role, piece in ROLES.items() if piece in specials},
+        "additional_special_tokens": ["<eod>"] if "<eod>" in specials else [],
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _characters(tokenizer: CharTokenizer) -> "tokenizers.Tokenizer":
+    import tokenizers
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary = {tokenizer.piece(number): number for number in range(tokenizer.vocab_size)}
+    built = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    built.normalizer = normalizers.Sequence([_spell_unk()])
+    built.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), decoders.Fuse()])
+    return built
+
+
+def _pieces(model: SentencePieceModel) -> "tokenizers.Tokenizer":
+    import tokenizers
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+    unk = next(number for number, piece in enumerate(model.pieces) if piece.kind == spiece.UNKNOWN)
+    whole = [piece.text for piece in model.pieces if piece.kind == spiece.USER_DEFINED]
+    if model.algorithm == "unigram":
+        built = tokenizers.Tokenizer(models.Unigram(_scores(model.pieces), unk_id=unk, byte_fallback=False))
+    else:
+        built = tokenizers.Tokenizer(
+            models.BPE(
+                vocab={piece.text: number for number, piece in enumerate(model.pieces)},
+                merges=_merges(model.pieces),
+                unk_token=model.pieces[unk].text,
+                fuse_unk=True,
+                ignore_merges=True,  # a user-defined symbol stands alone by now, and is no product of merges
+            )
+        )
+    built.normalizer = normalizers.Sequence([_spell_unk(), *_normalizers(model, whole)])
+    scheme: Any = "always" if model.adds_space_in_front else "never"
+    steps: list[Any] = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
+    if whole and model.algorithm == "bpe":
+        steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, _longest_first(whole)))), "isolated"))
+    # Text that spells a control symbol is no such symbol. A cut after its first character keeps it from being found.
+    spelled = [piece.text for piece in model.pieces if piece.kind in (spiece.CONTROL, spiece.UNKNOWN)]
+    cuts = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
+    steps.append(pre_tokenizers.Split(Regex(cuts), "merged_with_previous"))
+    built.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    spaces = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), spaces])
+    return built
+
+
+def _scores(pieces: Sequence[Piece]) -> list[tuple[str, float]]:
+    """Piece and score, with sentencepiece's bonus for user-defined symbols, which it adds when it encodes."""
+    best = max((piece.score for piece in pieces if piece.kind == spiece.NORMAL), default=0.0)
+    return [
+        (
+            piece.text,
+            len(piece.text.encode("utf-8")) * best - 0.1 if piece.kind == spiece.USER_DEFINED else piece.score,
+        )
+        for piece in pieces
+    ]
+
+
+def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
+    """sentencepiece joins any two neighbours that make a piece, the piece of the highest score first."""
+    normal = {piece.text for piece in pieces if piece.kind == spiece.NORMAL}
+    ordered = sorted((piece for piece in pieces if piece.kind == spiece.NORMAL), key=lambda piece: -piece.score)
+    return [
+        (piece.text[:cut], piece.text[cut:])
+        for piece in ordered
+        for cut in range(1, len(piece.text))
+        if piece.text[:cut] in normal and piece.text[cut:] in normal
+    ]
+
+
+def _normalizers(model: SentencePieceModel, whole: Sequence[str]) -> list[Any]:
+    """sentencepiece's normalisation: its table of replacements, then the rule for spaces.
+
+    ``Precompiled`` reads the table one grapheme at a time, and so misses what consists of several marks. Composing
+    first (NFC) hands it single characters. That would reorder the vowel marks of Hebrew and Arabic, which
+    sentencepiece leaves as they are, so a vocabulary that spells these goes without.
+    """
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = []
+    if model.charsmap:
+        if model.rule in _COMPOSING_RULES and not _spells_ordered_marks(model.pieces):
+            steps.append(normalizers.NFC())
+        steps.append(normalizers.Precompiled(model.charsmap))
+        # User-defined symbols are exempt from normalisation: those that it would change step aside for it.
+        changed = [symbol for symbol in whole if normalizers.Sequence(steps).normalize_str(symbol) != symbol]
+        places = {symbol: chr(_PRIVATE + number) for number, symbol in enumerate(_longest_first(changed))}
+        steps = [normalizers.Replace(symbol, place) for symbol, place in places.items()] + steps
+        steps += [normalizers.Replace(place, symbol) for symbol, place in places.items()]
+    if model.collapses_spaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A +| +\z"), "")]
+    return steps
+
+
+def _spells_ordered_marks(pieces: Sequence[Piece]) -> bool:
+    # Classes 10 to 35 are the marks of Hebrew, Arabic and Syriac: each has a place of its own in canonical order.
+    return any(10 <= unicodedata.combining(character) <= 35 for piece in pieces for character in piece.text)
+
+
+def _longest_first(symbols: Sequence[str]) -> list[str]:
+    return sorted(symbols, key=lambda symbol: (-len(symbol), symbol))
+
+
+def _spell_unk() -> Any:
+    """``<unk>`` is a word of some texts (WikiText), and is spelled in pieces there, as any other.
+
+    transformers insists that text be searched for it; so it is searched for after normalisation, where a text that is
+    nothing but ``<unk>``, and so what is searched for, gets a mark that never occurs. Decoding removes the mark.
+    """
+    from tokenizers import Regex, normalizers
+
+    return normalizers.Replace(Regex(r"\A<unk>\z"), f"<unk>{_NEVER}")
+
+
+def _add_specials(built: "tokenizers.Tokenizer", specials: Mapping[str, int], *, mask_takes_space: bool) -> None:
+    """Name the special pieces, and end a text as XLNet does: ``A <sep> <cls>`` or ``A <sep> B <sep> <cls>``.
+
+    ``mask_takes_space``: ``<mask>`` stands for a word and the space before it, where pieces hold that space.
+    """
+    from tokenizers import AddedToken, processors
+
+    for piece in specials:
+        built.add_special_tokens(
+            [AddedToken(piece, lstrip=piece == "<mask>" and mask_takes_space, normalized=piece == "<unk>")]
+        )
+    if "<sep>" in specials and "<cls>" in specials:
+        built.post_processor = processors.TemplateProcessing(
+            single="$A:0 <sep>:0 <cls>:2",
+            pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+            special_tokens=[("<sep>", specials["<sep>"]), ("<cls>", specials["<cls>"])],
+        )
