@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from xltrain.config.load import dump_config, load_config, parse_yaml, validate
-from xltrain.config.schema import Config, Section
+from xltrain.config.base import Section
+from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 
 PACKAGE = Path(__file__).parent.parent / "xltrain"
@@ -208,7 +209,14 @@ training: {batch_size: 5, accumulate: 2}
         ("segments: {mem_len: -1}", "segments.mem_len: -1 is not allowed"),
         ("training: {batch_size: 6, accumulate: 4}", "training.accumulate: 4 does not divide batch_size 6"),
         ("objective: {num_predict: 129}", "objective.num_predict: 129 exceeds segments.seq_len 128"),
-        ("schedule: {warmup_steps: 1001}", "schedule.warmup_steps: 1001 exceeds training.max_steps 1000"),
+        ("segments: {reuse_len: 128}", "segments.reuse_len: 128 must be below segments.seq_len 128"),
+        ("segments: {bidirectional: true}\ntraining: {batch_size: 3}", "segments.bidirectional: half of the rows"),
+        ("objective: {perm_size: 5}", "objective.perm_size: 5 must divide each part of a segment (one has 128)"),
+        ("model: {adaptive: {cutoffs: [20, 10]}}", "model.adaptive.cutoffs: [20, 10] must ascend"),
+        ("model: {adaptive: {cutoffs: [9], div_val: 3}}", "model.adaptive.div_val: 3^1 does not divide d_model 256"),
+        ("model: {positions: learned}", "model.positions: learned positions start anew in every segment"),
+        ("model: {norm: batch_norm}", "model.norm: batch_norm lets positions see one another"),
+        ("model: {final_norm: true}", "model.final_norm: a post-norm model ends with a norm already"),
         ("model: {same_length: true}", "model.same_length: it needs objective.name causal"),
     ],
 )
@@ -357,7 +365,8 @@ def all_keys() -> set[tuple[str, str]]:
 def read_keys() -> set[tuple[str, str]]:
     """(section, key) of every ``section.key`` in the program, also through a local name such as ``wanted``."""
     sections = set(section_of(Config)) | {inner for kind in section_of(Config).values() for inner in section_of(kind)}
-    owners = {kind.__name__: name for name, kind in section_of(Config).items()}
+    kinds = [section_of(Config), *(section_of(kind) for kind in section_of(Config).values())]
+    owners = {kind.__name__: name for level in kinds for name, kind in level.items()}
     found: set[tuple[str, str]] = set()
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

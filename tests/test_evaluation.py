@@ -122,14 +122,26 @@ def test_the_window_of_same_length_is_the_same_in_every_batch():
 
 
 @pytest.mark.parametrize("mode", ["stream", "document"])
-@pytest.mark.parametrize("mem_len", [0, 16, 40])
-def test_targets_and_loss_of_permutations_do_not_depend_on_the_number_of_rows(mode: str, mem_len: int):
-    found = trained("permutation")
+@pytest.mark.parametrize(("objective", "mem_len"), [("permutation", 0), ("permutation", 40), ("masked", 16)])
+def test_sampled_targets_and_their_loss_do_not_depend_on_the_number_of_rows(mode: str, objective: str, mem_len: int):
+    found = trained(objective)
     split = text_of(100, 7, 220, 1, 93, 200)
     alone = found.score(split, mode, mem_len=mem_len, batch_size=1)
     assert 90 < alone.targets < 125
     for rows in (3, 8):
         together = found.score(split, mode, mem_len=mem_len, batch_size=rows)
+        assert together.targets == alone.targets
+        assert together.nll == pytest.approx(alone.nll, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["stream", "document"])
+def test_segments_that_overlap_do_not_depend_on_the_number_of_rows_either(mode: str):
+    found = trained("permutation", segments={"reuse_len": 6})
+    split = text_of(100, 7, 220, 1, 93, 200)
+    alone = found.score(split, mode, mem_len=20, advance=6, batch_size=1)
+    assert alone.targets > found.score(split, mode, mem_len=20).targets
+    for rows in (3, 8):
+        together = found.score(split, mode, mem_len=20, advance=6, batch_size=rows)
         assert together.targets == alone.targets
         assert together.nll == pytest.approx(alone.nll, rel=1e-6)
 
@@ -272,7 +284,7 @@ def test_an_evaluation_that_is_stopped_leaves_the_model_training():
 # --- what the figures mean
 
 
-@pytest.mark.parametrize("objective", ["causal", "permutation"])
+@pytest.mark.parametrize("objective", ["causal", "permutation", "masked", "seq2seq"])
 def test_a_uniform_model_has_the_vocabulary_size_as_its_perplexity(objective: str):
     found = trained(objective)
     with torch.no_grad():

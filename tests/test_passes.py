@@ -129,3 +129,42 @@ def test_no_more_rows_are_used_than_there_is_text_for(rows: int):
     assert next(whole_text(split, seq_len=4, rows=rows, warm_up=1))[0].tokens.shape == (min(rows, 5), 4)
     assert next(each_document(split, seq_len=4, rows=rows))[0].tokens.shape == (min(rows, 2), 4)
     assert all(torch.any(wanted) for _, _, wanted in each_document(split, seq_len=4, rows=rows))
+
+
+@settings(deadline=None)
+@given(**SIZES, warm_up=st.integers(0, 4), data=st.data())
+def test_overlapping_segments_of_a_stream_are_those_of_one_row(
+    lengths: list[int], seq_len: int, rows: int, warm_up: int, data: st.DataObject
+):
+    split = corpora.split_of(lengths)
+    advance = data.draw(st.integers(1, seq_len))
+    scored: Counter[int] = Counter()
+    covered: set[int] = set()
+    for segment, number, wanted in whole_text(split, seq_len=seq_len, rows=rows, warm_up=warm_up, advance=advance):
+        for row in wanted.nonzero().flatten().tolist():
+            start, length = int(number[row]) * advance, int(segment.length[row])
+            assert length == min(seq_len, split.num_tokens - start)
+            assert segment.tokens[row, :length].tolist() == list(range(start, start + length))
+            scored[start] += 1
+            covered |= set(range(start, start + length))
+    assert scored == Counter(range(0, max(scored) + 1, advance)), "every segment once"
+    assert covered == set(range(split.num_tokens))
+    assert max(scored) == 0 or max(scored) - advance + seq_len < split.num_tokens, "the last segment has new text"
+
+
+@settings(deadline=None)
+@given(**SIZES, data=st.data())
+def test_overlapping_segments_stay_within_their_documents(
+    lengths: list[int], seq_len: int, rows: int, data: st.DataObject
+):
+    split = corpora.split_of(lengths)
+    advance = data.draw(st.integers(1, seq_len))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for segment, inside, active in each_document(split, seq_len=seq_len, rows=rows, advance=advance):
+        for row in active.nonzero().flatten().tolist():
+            number = int(segment.document[row, 0])
+            assert bool(segment.fresh[row]) == (number not in found)
+            found.setdefault(number, []).append((int(inside[row]), int(segment.length[row])))
+    for number, length in enumerate(lengths):
+        starts = range(0, max(1, length - seq_len + advance), advance)
+        assert found[number] == [(start, min(seq_len, length - start)) for start in starts]

@@ -15,7 +15,12 @@ from xltrain.data.streams import Position, Segment, TrainingStream
 from xltrain.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
-STREAMS = {"lengths": LENGTHS, "rows": st.integers(1, 4), "seq_len": st.integers(1, 7), "shuffle": st.booleans()}
+STREAMS: dict[str, Any] = {
+    "lengths": LENGTHS,
+    "rows": st.integers(1, 4),
+    "seq_len": st.integers(1, 7),
+    "shuffle": st.booleans(),
+}
 
 
 def stream_of(split: Split, total_rows: int, seq_len: int, shuffle: bool, **more: Any) -> TrainingStream:
@@ -157,3 +162,55 @@ def test_the_number_of_tokens_that_the_refusal_names_is_enough(rows: int, seq_le
 def test_a_thousand_tokens_leave_a_tail_that_is_counted():
     stream = stream_of(corpora.split_of([1000]), 1, 64, False)
     assert (stream.segments_per_epoch, stream.unused_per_epoch) == (15, 40)
+
+
+# --- segments that overlap, and rows that run backward
+
+
+@settings(deadline=None, max_examples=60)
+@given(**STREAMS, data=st.data())
+def test_where_a_part_of_a_segment_is_reused_the_next_one_starts_after_that_part(
+    lengths: list[int], rows: int, seq_len: int, shuffle: bool, data: st.DataObject
+):
+    split = corpora.split_of(lengths)
+    assume(split.num_tokens >= rows * (seq_len + 1))
+    advance = data.draw(st.integers(1, seq_len))
+    stream = stream_of(split, rows, seq_len, shuffle, advance=advance)
+    text, _ = epoch_text(split, 0, shuffle)
+    row_len, count = split.num_tokens // rows, stream.segments_per_epoch
+    for number, (segment, _) in enumerate(walk(stream, Position(), count)):
+        for row in range(rows):
+            start = row * row_len + number * advance
+            assert segment.tokens[row].tolist() == text[start : start + seq_len].tolist()
+            assert int(segment.next_token[row]) == text[start + seq_len]
+    last = (count - 1) * advance + seq_len
+    assert last < row_len <= last + advance, "one more segment would not fit"
+    assert stream.unused_per_epoch == split.num_tokens - rows * last
+
+
+@settings(deadline=None, max_examples=60)
+@given(**STREAMS, data=st.data())
+def test_the_second_half_of_the_rows_reads_the_same_text_from_its_other_end(
+    lengths: list[int], rows: int, seq_len: int, shuffle: bool, data: st.DataObject
+):
+    split = corpora.split_of(lengths)
+    assume(split.num_tokens >= rows * (seq_len + 1))
+    advance = data.draw(st.integers(1, seq_len))
+    stream = stream_of(split, 2 * rows, seq_len, shuffle, advance=advance, bidirectional=True)
+    text, document = epoch_text(split, 0, shuffle)
+    row_len = split.num_tokens // rows
+    for number, (segment, _) in enumerate(walk(stream, Position(), stream.segments_per_epoch)):
+        assert segment.backward is not None
+        assert segment.backward.tolist() == [0] * rows + [1] * rows
+        start = number * advance
+        for row in range(2 * rows):
+            run = slice(row % rows * row_len, (row % rows + 1) * row_len)
+            tokens, numbers = text[run], document[run]
+            if row >= rows:
+                tokens, numbers = tokens[::-1], numbers[::-1]
+            assert segment.tokens[row].tolist() == tokens[start : start + seq_len].tolist()
+            assert segment.document[row].tolist() == numbers[start : start + seq_len].tolist()
+            assert int(segment.next_token[row]) == tokens[start + seq_len]
+    whole = stream.read(Position())[0]
+    part = stream_of(split, 2 * rows, seq_len, shuffle, advance=advance, bidirectional=True, first_row=rows, rows=rows)
+    assert same(whole.rows(rows, 2 * rows), part.read(Position())[0])

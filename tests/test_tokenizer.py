@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from xltrain.data.kinds import load_tokenizer, read_tokenizer
 from xltrain.data.prepare import Prepared, prepare
 from xltrain.data.tokenizer import (
     CONTROLS,
@@ -18,9 +19,7 @@ from xltrain.data.tokenizer import (
     Tokenizer,
     _sentences,
     encode_text,
-    load_tokenizer,
     never_target,
-    read_tokenizer,
     starts_word,
     train_characters,
 )
@@ -49,7 +48,7 @@ def refused(train: Path, folder: Path, **tokenizer: object) -> str:
 
 
 def test_special_pieces_stand_where_xlnet_has_them(spiece: Path):
-    tokenizer = read_tokenizer(spiece)
+    tokenizer = read_tokenizer(spiece, kind="sentencepiece")
     assert tuple(tokenizer.piece(number) for number in range(9)) == SPECIALS
     assert (tokenizer.vocab_size, tokenizer.unk, tokenizer.eod) == (500, 0, 7)
     raw = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
@@ -65,8 +64,11 @@ def test_the_ids_of_the_invented_corpus_are_those_of_the_reference(corpus: corpo
     assert (train["lines"], train["bytes"], train["words"]) == (3_060, 206_416, 29_968)
 
 
-def test_stored_ids_are_those_of_each_line_and_an_end_after_each_document(corpus: corpora.Corpus, tmp_path: Path):
-    store = built(corpus.train, tmp_path).store
+@pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+def test_stored_ids_are_those_of_each_line_and_an_end_after_each_document(
+    corpus: corpora.Corpus, tmp_path: Path, normalization: str
+):
+    store = built(corpus.train, tmp_path, normalization=normalization).store
     raw = sentencepiece.SentencePieceProcessor(model_file=str(store.folder / "spiece.model"))
     expected: list[int] = []
     for document in corpus.train.read_text(encoding="utf-8").split("\n\n"):
@@ -163,7 +165,7 @@ def test_a_file_that_is_no_tokenizer_is_refused(corpus: corpora.Corpus, spiece: 
     other.write_bytes(b"not a model")
     assert refused(corpus.train, tmp_path, path=str(other)) == f"{other}: not a sentencepiece model"
     message = refused(corpus.train, tmp_path, kind="char", path=str(spiece), vocab_size=None)
-    assert message == f"tokenizer.kind: char does not fit {spiece}, which is a sentencepiece file"
+    assert message == f"{spiece}: not a character vocabulary; it holds {{'alphabet': '...'}}"
     for number, content in enumerate(("{}", "[]", '{"alphabet": 3}', "not json")):
         table = tmp_path / f"{number}.json"
         table.write_text(content, encoding="utf-8")
@@ -265,7 +267,7 @@ def test_a_character_vocabulary_is_found_again_by_its_file(tmp_path: Path):
 
 
 def test_control_symbols_are_never_targets_and_every_other_piece_may_be(spiece: Path):
-    for tokenizer in (read_tokenizer(spiece), CharTokenizer("<>ab")):
+    for tokenizer in (read_tokenizer(spiece, kind="sentencepiece"), CharTokenizer("<>ab")):
         forbidden = never_target(tokenizer)
         assert [tokenizer.piece(int(number)) for number in np.flatnonzero(forbidden)] == list(CONTROLS)
 
@@ -278,7 +280,7 @@ def check_starts(tokenizer: Tokenizer, expected: Callable[[str], bool]) -> None:
 
 
 def test_words_start_at_spaces_and_punctuation(spiece: Path):
-    check_starts(read_tokenizer(spiece), lambda piece: piece[0] in "▁.")
+    check_starts(read_tokenizer(spiece, kind="sentencepiece"), lambda piece: piece[0] in "▁.")
     check_starts(CharTokenizer("ab 語"), lambda piece: True)
 
 
@@ -289,7 +291,7 @@ def test_words_of_scripts_without_spaces_start_anywhere(tmp_path: Path):
 
 
 def test_a_short_text_is_encoded_line_by_line(spiece: Path):
-    tokenizer = read_tokenizer(spiece)
+    tokenizer = read_tokenizer(spiece, kind="sentencepiece")
     one, two = tokenizer.encode(["Ba da.", "du"])
     assert encode_text(tokenizer, "Ba da.\ndu") == one + two
     assert encode_text(tokenizer, "") == []

@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from xltrain.config.schema import Config, Problem, Section
+from xltrain.config.base import Problem, Section
+from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 
 

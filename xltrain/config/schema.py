@@ -5,41 +5,12 @@ A section is frozen after loading; nothing in the program changes it.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-
-def _refuse_bool(value: object) -> object:
-    # pydantic reads true as 1; a person who wrote `warmup_steps: yes` did not mean one step.
-    if isinstance(value, bool):
-        raise ValueError("a number is needed here, not yes/no")
-    return value
-
-
-Int = Annotated[int, BeforeValidator(_refuse_bool)]
-Float = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
-Count = Annotated[Int, Field(ge=1)]
-Length = Annotated[Int, Field(ge=0)]
-Probability = Annotated[Float, Field(ge=0.0, lt=1.0)]
-
-Problem = tuple[str, str]  # (dotted key, what is wrong and what to do)
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, documented under each field, unknown keys refused."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        validate_default=True,
-        protected_namespaces=(),  # `model_type` is sentencepiece's own word
-    )
-
-    def problems(self) -> list[Problem]:
-        """Faults that show only when several keys of this section are read together."""
-        return []
+from xltrain.config.base import Count, Float, Length, Problem, Section
+from xltrain.config.model import ModelConfig
 
 
 class RunConfig(Section):
@@ -62,9 +33,9 @@ class CorpusConfig(Section):
 
     train: list[str] = Field(min_length=1)
     """UTF-8 text files or globs to train on."""
-    validation: list[str] = []
+    validation: list[str] = Field(default_factory=list)
     """Files or globs for validation during training; none: no validation."""
-    test: list[str] = []
+    test: list[str] = Field(default_factory=list)
     """Files or globs for a final evaluation with `eval-ppl --split test`."""
     document_separator: Literal["blank_line", "line", "file"] = "blank_line"
     """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`."""
@@ -75,19 +46,24 @@ class CorpusConfig(Section):
 class TokenizerConfig(Section):
     """How text becomes ids."""
 
-    kind: Literal["sentencepiece", "char"] = "sentencepiece"
-    """`sentencepiece`: subwords; `char`: one id per character, line ends included, alphabet sorted by code point."""
+    kind: Literal["sentencepiece", "char", "byte", "word"] = "sentencepiece"
+    """`sentencepiece`: subwords; `char`: one id per character, line ends included, alphabet sorted by code point;
+    `byte`: one id per byte of UTF-8; `word`: words between white space, by frequency (Transformer-XL's corpora)."""
     path: str | None = None
     """An existing tokenizer file (`.model` of sentencepiece, `.json` of char); none: train one on `corpus.train`."""
     vocab_size: Count | None = None
     """Size of the vocabulary. sentencepiece: 8,000 when not given. char: counted on the text when not given."""
+    eos: bool = True
+    """Whether every line, a blank one too, ends with `<eos>` (word only)."""
+    lower: bool = False
+    """Whether text is lower-cased before it is split (word only)."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """Algorithm of a trained sentencepiece model."""
     character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
     """Share of the training text's characters that the vocabulary covers; the rest become `<unk>`."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Normalisation rule of a trained sentencepiece model; `_cf` also folds case."""
-    user_defined_symbols: list[str] = ["<eop>"]
+    user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
     """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
     max_sentences: Count = 1_000_000
     """At most this many lines, drawn at random, are used to train the vocabulary."""
@@ -126,140 +102,6 @@ class SegmentsConfig(Section):
     """Put the documents into a new random order every epoch; off: the order of the files, every epoch."""
     cross_documents: bool = True
     """Whether text may see the document before it; off: attention and memory stop at document boundaries."""
-
-
-class InitConfig(Section):
-    """How weights start: a distribution x a rule for the variance of matrices."""
-
-    distribution: Literal["normal", "truncated_normal", "uniform", "orthogonal"] = "normal"
-    """Shape of the distribution; `truncated_normal` is cut at two standard deviations, its variance corrected."""
-    variance: Literal["fixed", "lecun", "xavier", "he"] = "fixed"
-    """Variance of matrices: `std` squared, 1/fan_in, 2/(fan_in + fan_out) or 2/fan_in."""
-    std: Float = Field(0.02, gt=0.0)
-    """Standard deviation of embeddings and attention biases, and of matrices where `variance` is fixed."""
-
-
-class AdaptiveConfig(Section):
-    """Adaptive embedding and softmax: bins of words by frequency, rarer ones with narrower vectors."""
-
-    cutoffs: list[Count] = []
-    """Ids where a new bin begins, ascending; empty: one table and one softmax. Ids must be sorted by frequency."""
-    div_val: Count = 1
-    """Bin i has vectors of `d_model / div_val^i`."""
-    tie_projections: bool | list[bool] = False
-    """Whether the softmax of a bin uses the projection of its embedding: for all bins, or one value per bin."""
-
-    def problems(self) -> list[Problem]:
-        found = []
-        if any(one >= other for one, other in zip(self.cutoffs[:-1], self.cutoffs[1:], strict=True)):
-            found.append(("cutoffs", f"{self.cutoffs} must ascend"))
-        if isinstance(self.tie_projections, list) and len(self.tie_projections) != len(self.cutoffs) + 1:
-            found.append(
-                (
-                    "tie_projections",
-                    f"has {len(self.tie_projections)} values; give {len(self.cutoffs) + 1}, one per bin",
-                )
-            )
-        return found
-
-    @property
-    def tied_projections(self) -> list[bool]:
-        if isinstance(self.tie_projections, list):
-            return self.tie_projections
-        return [self.tie_projections] * (len(self.cutoffs) + 1)
-
-
-class ModelConfig(Section):
-    """The one stack that serves every objective (design.md, section 3)."""
-
-    num_layers: Count = 6
-    """Layers (L)."""
-    d_model: Count = 256
-    """Width of the residual stream (D); even, since half of a position's code is sines and half cosines."""
-    num_heads: Count = 4
-    """Attention heads (N)."""
-    head_dim: Count | None = None
-    """Width of a head (H); `d_model / num_heads` when not given."""
-    d_inner: Count | None = None
-    """Width of the feed-forward layer; `4 * d_model` when not given."""
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
-    """Activation of the feed-forward layer; `gelu_tanh` is the approximation of the original XLNet code."""
-    dropout: Probability = 0.1
-    """Dropout on embeddings, positions, sublayer outputs, inside the feed-forward layer, and last hidden states."""
-    attention_dropout: Probability = 0.1
-    """Dropout on attention probabilities."""
-    tie_position_bias: bool = False
-    """One pair of position biases u, v for all layers, rather than one per layer."""
-    clamp_len: Length = 0
-    """Distances beyond this count as this; 0: no clamping."""
-    same_length: bool = False
-    """Let every query see exactly `mem_len` keys, itself included (causal objective only)."""
-    positions: Literal["relative", "sinusoid", "learned", "none"] = "relative"
-    """Relative (Transformer-XL), absolute in the segment (sinusoid or learned, without memory only), or none."""
-    norm: Literal["layer_norm", "layer_norm_uncentred", "rms_norm", "batch_norm"] = "layer_norm"
-    """Normalisation; `layer_norm_uncentred` subtracts no mean, `batch_norm` is for the masked objective only."""
-    norm_position: Literal["post", "pre"] = "post"
-    """Norm after each sublayer's residual sum (the papers), or before each sublayer."""
-    norm_eps: Float = Field(1e-12, gt=0.0)
-    """Epsilon of the norm (1e-12 in XLNet, 1e-5 in the PyTorch Transformer-XL)."""
-    final_norm: bool = False
-    """One more norm after the last layer, as pre-norm models often have; Transformer-XL's have none."""
-    bias: bool = True
-    """Biases in the feed-forward layers and the norms."""
-    attention_bias: bool = False
-    """Biases in the projections of attention; BERT has them, Transformer-XL and XLNet have none."""
-    attention_scale: Literal["sqrt", "init"] = "sqrt"
-    """Scores divided by sqrt(head_dim), or not, with queries that start that much smaller instead (T5)."""
-    scale_embeddings: bool = False
-    """Multiply embeddings by sqrt(d_model), as Transformer-XL does and XLNet does not."""
-    tie_embeddings: bool = True
-    """Use the embedding table as the softmax weights."""
-    adaptive: AdaptiveConfig = AdaptiveConfig()
-    """Adaptive embedding and softmax, for word vocabularies."""
-    segment_embeddings: bool = False
-    """Relative segment embeddings (XLNet); they act only where a segment has parts."""
-    init: InitConfig = InitConfig()
-    """How weights start."""
-    parametrization: Literal["standard", "ntk"] = "standard"
-    """`ntk`: matrices start with unit variance, and their size is a factor in the forward pass."""
-    attention_backend: Literal["auto", "math", "sdpa", "flex"] = "auto"
-    """`math`: plain matrix products; `sdpa`: torch's fused kernels; `flex`: FlexAttention (CUDA, without
-    attention_dropout); `auto`: sdpa on CUDA, math elsewhere."""
-
-    @property
-    def head_width(self) -> int:
-        return self.head_dim or self.d_model // self.num_heads
-
-    @property
-    def inner_width(self) -> int:
-        return self.d_inner or 4 * self.d_model
-
-    def problems(self) -> list[Problem]:
-        found = []
-        if self.d_model % 2:
-            found.append(("d_model", f"{self.d_model} is odd; it must be even (sines and cosines in equal number)"))
-        if self.attention_backend == "flex" and self.attention_dropout:
-            found.append(("attention_dropout", "flex attention has none; set it to 0, or choose another backend"))
-        if self.final_norm and self.norm_position == "post":
-            found.append(("final_norm", "a post-norm model ends with a norm already; leave it out, or choose pre"))
-        for key in ("tie_position_bias", "clamp_len"):
-            if self.positions != "relative" and getattr(self, key):
-                found.append((key, f"it needs positions relative, not {self.positions}"))
-        if self.head_dim is None and self.d_model % self.num_heads:
-            found.append(
-                (
-                    "num_heads",
-                    f"{self.num_heads} does not divide d_model {self.d_model}; choose one that does, or give head_dim",
-                )
-            )
-        if self.adaptive.cutoffs and self.d_model % self.adaptive.div_val ** len(self.adaptive.cutoffs):
-            found.append(
-                (
-                    "adaptive.div_val",
-                    f"{self.adaptive.div_val}^{len(self.adaptive.cutoffs)} does not divide d_model {self.d_model}",
-                )
-            )
-        return found + [(f"adaptive.{key}", text) for key, text in self.adaptive.problems()]
 
 
 class ObjectiveConfig(Section):

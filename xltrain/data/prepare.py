@@ -13,8 +13,9 @@ from typing import TypeVar
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.corpus import Counts, Document, digest, find_files, read_documents, read_lines
+from xltrain.data.kinds import read_tokenizer, train_tokenizer
 from xltrain.data.store import FORMAT, SplitWriter, Store
-from xltrain.data.tokenizer import Tokenizer, describe, read_tokenizer, train_characters, train_sentencepiece
+from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
@@ -99,10 +100,10 @@ def fingerprint(config: Config, files: dict[str, list[Path]]) -> str:
         if not path.is_file():
             raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
         tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path), "vocab_size": config.tokenizer.vocab_size}
-    elif config.tokenizer.kind == "char":
-        tokenizer = {"kind": "char", "vocab_size": config.tokenizer.vocab_size}
-    else:
+    elif config.tokenizer.kind == "sentencepiece":
         tokenizer["seed"] = config.run.seed
+    else:
+        tokenizer = config.tokenizer.model_dump(mode="json", include={"kind", "vocab_size", "eos", "lower"})
     content = {
         "format": FORMAT,
         "files": {name: [digest(path) for path in paths] for name, paths in files.items()},
@@ -140,9 +141,7 @@ def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
     """Read or train the tokenizer that the configuration asks for."""
     wanted = config.tokenizer
     if wanted.path is not None:
-        found = read_tokenizer(Path(wanted.path).expanduser())
-        if found.kind != wanted.kind:
-            raise UsageError(f"tokenizer.kind: {wanted.kind} does not fit {wanted.path}, which is a {found.kind} file")
+        found = read_tokenizer(Path(wanted.path).expanduser(), kind=wanted.kind)
         if wanted.vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"tokenizer.vocab_size: {wanted.vocab_size:,} does not fit {wanted.path}, which has "
@@ -152,21 +151,9 @@ def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
     counts = Counts()
     every_line = (line for path in paths for line in read_lines(path, counts))
     lines = _announced(every_line, counts, paths, "reading for the vocabulary")
-    if wanted.kind == "char":
-        if config.corpus.document_separator == "line":
-            lines = (line.rstrip("\n") for line in lines)
-        return train_characters(lines, vocab_size=wanted.vocab_size)
-    console.say("training the sentencepiece vocabulary")
-    return train_sentencepiece(
-        lines,
-        vocab_size=wanted.vocab_size or 8000,
-        model_type=wanted.model_type,
-        character_coverage=wanted.character_coverage,
-        normalization=wanted.normalization,
-        user_defined_symbols=wanted.user_defined_symbols,
-        max_sentences=wanted.max_sentences,
-        seed=config.run.seed,
-    )
+    if config.corpus.document_separator == "line":
+        lines = (line.rstrip("\n") for line in lines)
+    return train_tokenizer(wanted, lines, seed=config.run.seed)
 
 
 def _require_text(name: str, paths: list[Path]) -> None:

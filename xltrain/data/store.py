@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from xltrain.data.corpus import Counts, Document
-from xltrain.data.tokenizer import Tokenizer, load_tokenizer
+from xltrain.data.kinds import load_tokenizer
+from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
 FORMAT = 1
@@ -134,8 +135,9 @@ class SplitWriter:
 
 def split_counts(counts: Counts, *, ids: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
     """Counts of text and, from how often each id occurs, of tokens."""
-    tokens = int(ids.sum()) - counts.documents
-    return asdict(counts) | {"tokens": tokens, "unknown": int(ids[tokenizer.unk])}
+    ends = counts.documents if tokenizer.eod is not None else 0
+    unknown = int(ids[tokenizer.unk]) if tokenizer.unk >= 0 else 0
+    return asdict(counts) | {"tokens": int(ids.sum()) - ends, "unknown": unknown}
 
 
 def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +151,8 @@ def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> tuple[n
         for line_ids in encoded[line : line + len(document.lines)]:
             ids.extend(line_ids)
         line += len(document.lines)
-        ids.append(tokenizer.eod)
+        if tokenizer.eod is not None:
+            ids.append(tokenizer.eod)
         sizes[number] = len(ids) - before
     return np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64), sizes
 

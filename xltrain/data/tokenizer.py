@@ -5,7 +5,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +25,9 @@ class Tokenizer(Protocol):
     kind: str
     vocab_size: int
     unk: int
-    eod: int
+    """Id of an unknown piece; -1 where there is none."""
+    eod: int | None
+    """Id that ends a document; None where documents are not marked."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Ids of each line. No id of a control symbol ever comes from text."""
@@ -37,7 +38,7 @@ class Tokenizer(Protocol):
     def piece(self, token: int) -> str: ...
 
     def files(self) -> dict[str, bytes]:
-        """Name and content of what to write so that :func:`load_tokenizer` finds it again."""
+        """Name and content of what to write so that ``load_tokenizer`` finds it again."""
         ...
 
 
@@ -65,7 +66,7 @@ class SentencePieceTokenizer:
         known = [number for number in ids.values() if number != self.unk]
         if not known:
             raise UsageError(f"{source}: has neither <eod> nor </s>, which mark the end of a document; train one here")
-        self.eod: int = known[0]
+        self.eod: int | None = known[0]
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         return self.processor.encode([line.rstrip("\n") for line in lines], num_threads=-1)
@@ -89,7 +90,8 @@ class CharTokenizer:
     def __init__(self, alphabet: str) -> None:
         self.alphabet = alphabet
         self.vocab_size = len(SPECIALS) + len(alphabet)
-        self.unk, self.eod = SPECIALS.index("<unk>"), SPECIALS.index("<eod>")
+        self.unk = SPECIALS.index("<unk>")
+        self.eod: int | None = SPECIALS.index("<eod>")
         self._ids = {character: number for number, character in enumerate(alphabet, start=len(SPECIALS))}
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -112,29 +114,6 @@ class CharTokenizer:
             return cls(json.loads(data)["alphabet"])
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{source}: not a character vocabulary; it holds {{'alphabet': '...'}}") from None
-
-
-def load_tokenizer(folder: Path) -> SentencePieceTokenizer | CharTokenizer:
-    """The tokenizer whose files lie in ``folder``."""
-    for path in (folder / SentencePieceTokenizer.file_name, folder / CharTokenizer.file_name):
-        if path.is_file():
-            return read_tokenizer(path)
-    raise UsageError(f"{folder}: holds no tokenizer (spiece.model or characters.json)")
-
-
-def read_tokenizer(path: Path) -> SentencePieceTokenizer | CharTokenizer:
-    """A tokenizer from its file.
-
-    Raises:
-        UsageError: if the file is missing or of neither kind.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"tokenizer.path: {path} cannot be read ({error.strerror})") from None
-    if path.suffix == ".json":
-        return CharTokenizer.from_file(data, source=str(path))
-    return SentencePieceTokenizer(data, source=str(path))
 
 
 def train_characters(lines: Iterable[str], *, vocab_size: int | None) -> CharTokenizer:
@@ -245,9 +224,9 @@ def starts_word(tokenizer: Tokenizer) -> np.ndarray:
     """(V,) bool: tokens that begin a word, as XLNet's span masking asks.
 
     These are pieces with a leading space mark, control symbols, punctuation, and pieces of scripts that are written
-    without spaces; every character where characters are the tokens.
+    without spaces; every token of other kinds.
     """
-    if tokenizer.kind == "char":
+    if tokenizer.kind != "sentencepiece":
         return np.ones(tokenizer.vocab_size, dtype=bool)
     pieces = (tokenizer.piece(token) for token in range(tokenizer.vocab_size))
     return np.fromiter((_begins(piece) for piece in pieces), dtype=bool, count=tokenizer.vocab_size)
@@ -263,16 +242,9 @@ def _begins(piece: str) -> bool:
     return unicodedata.category(first)[0] in "PSZ" or unicodedata.name(first, "").startswith(_UNSPACED)
 
 
-def find_piece(tokenizer: Tokenizer, piece: str) -> int:
-    """Id of a piece.
-
-    Raises:
-        UsageError: if the vocabulary lacks it.
-    """
-    for token in range(tokenizer.vocab_size):
-        if tokenizer.piece(token) == piece:
-            return token
-    raise UsageError(f"this objective needs the piece {piece}, which the tokenizer's vocabulary lacks")
+def find_piece(tokenizer: Tokenizer, piece: str) -> int | None:
+    """Id of a piece, or None if the vocabulary lacks it."""
+    return next((token for token in range(tokenizer.vocab_size) if tokenizer.piece(token) == piece), None)
 
 
 def never_target(tokenizer: Tokenizer) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xltrain.config.schema import Config, ModelConfig
+from xltrain.config.model import ModelConfig
+from xltrain.config.schema import Config
 from xltrain.errors import XltrainError
 from xltrain.model.attention import RelativeAttention
 from xltrain.model.block import FeedForward

@@ -32,7 +32,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", SentencePieceTokenizer.file_
 """Everything that :func:`tokenizer_files` may write."""
 
 _SPACE = "▁"
-_NEVER = "\uffff"  # a code point that is no character, so it does not occur in text
+_NEVER, _CUT = "\uffff", "\ufffe"  # code points that are no characters, so they do not occur in text
 _PRIVATE = 0xF0000  # first of the code points that Unicode leaves to programs
 _COMPOSING_RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 
@@ -163,19 +163,12 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 
 
 def _normalizers(model: SentencePieceModel, whole: Sequence[str]) -> list[Any]:
-    """sentencepiece's normalisation: its table of replacements, then the rule for spaces.
-
-    ``Precompiled`` reads the table one grapheme at a time, and so misses what consists of several marks. Composing
-    first (NFC) hands it single characters. That would reorder the vowel marks of Hebrew and Arabic, which
-    sentencepiece leaves as they are, so a vocabulary that spells these goes without.
-    """
+    """sentencepiece's normalisation: its table of replacements, then the rule for spaces."""
     from tokenizers import Regex, normalizers
 
     steps: list[Any] = []
     if model.charsmap:
-        if model.rule in _COMPOSING_RULES and not _spells_ordered_marks(model.pieces):
-            steps.append(normalizers.NFC())
-        steps.append(normalizers.Precompiled(model.charsmap))
+        steps = _replacements(model)
         # User-defined symbols are exempt from normalisation: those that it would change step aside for it.
         changed = [symbol for symbol in whole if normalizers.Sequence(steps).normalize_str(symbol) != symbol]
         places = {symbol: chr(_PRIVATE + number) for number, symbol in enumerate(_longest_first(changed))}
@@ -184,6 +177,23 @@ def _normalizers(model: SentencePieceModel, whole: Sequence[str]) -> list[Any]:
     if model.collapses_spaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A +| +\z"), "")]
     return steps
+
+
+def _replacements(model: SentencePieceModel) -> list[Any]:
+    """``Precompiled`` reads sentencepiece's table, but grapheme by grapheme, of each the first entry that fits.
+
+    So it would compose a letter and one accent, but not two, and drop an accent after a character that it replaces.
+    It is therefore handed single characters: composed first (NFC), then cut before each accent that is left. NFC would
+    reorder the vowel marks of Hebrew and Arabic, which sentencepiece leaves as typed: a vocabulary that spells these
+    goes without.
+    """
+    from tokenizers import Regex, normalizers
+
+    table = normalizers.Precompiled(model.charsmap)
+    if model.rule not in _COMPOSING_RULES or _spells_ordered_marks(model.pieces):
+        return [table]
+    cut = normalizers.Replace(Regex(r"(?<=\S)(?=\p{M})"), _CUT)
+    return [normalizers.NFC(), cut, table, normalizers.Replace(_CUT, "")]
 
 
 def _spells_ordered_marks(pieces: Sequence[Piece]) -> bool:

@@ -180,7 +180,7 @@ def attend_sdpa(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
 
 
 @cache
-def _flex(device_type: str) -> Callable[..., Any]:
+def _flex(device_type: str) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     # Uncompiled it is a slow reference; the compiler makes one kernel of it.

@@ -86,9 +86,14 @@ def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, devic
         "keep_apart": keep_apart,
     }
     if wanted.name == "masked":
-        return Masked(mask=find_piece(tokenizer, "<mask>"), **choice)
+        mask = find_piece(tokenizer, "<mask>")
+        if mask is None:
+            raise UsageError("objective.name: masked needs a piece <mask>, which the vocabulary lacks")
+        return Masked(mask=mask, **choice)
     functional = torch.zeros(tokenizer.vocab_size, dtype=torch.bool, device=device)
-    functional[[find_piece(tokenizer, "<sep>"), find_piece(tokenizer, "<cls>")]] = True
+    for piece in ("<sep>", "<cls>"):
+        if (token := find_piece(tokenizer, piece)) is not None:
+            functional[token] = True
     return Permutation(perm_size=wanted.perm_size, reuse_len=config.segments.reuse_len, functional=functional, **choice)
 
 

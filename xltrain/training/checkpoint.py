@@ -24,8 +24,9 @@ from xltrain import console
 from xltrain.config.load import dump_config, load_config
 from xltrain.config.schema import Config
 from xltrain.data.corpus import digest
+from xltrain.data.kinds import load_tokenizer
 from xltrain.data.streams import Position
-from xltrain.data.tokenizer import Tokenizer, load_tokenizer
+from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError, XltrainError
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel

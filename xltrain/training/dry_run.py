@@ -3,15 +3,18 @@
 import torch
 
 from xltrain.config.schema import Config
+from xltrain.data.kinds import DEFAULT_PIECES, vocabulary_before_preparation
 from xltrain.training.build import build_model, count_parameters
 from xltrain.training.report import shape_lines
 
 
 def amounts(config: Config) -> list[str]:
     """Lines on parameters, rows, tokens and context; built on torch's meta device, so the size does not matter."""
-    vocab_size = config.tokenizer.vocab_size or 8000
+    vocab_size = vocabulary_before_preparation(config.tokenizer)
+    known = vocab_size is not None
+    vocab_size = vocab_size or DEFAULT_PIECES
     lines = shape_lines(config, parameters=parameters(config, vocab_size=vocab_size))
-    if config.tokenizer.vocab_size is None and (config.tokenizer.kind == "char" or config.tokenizer.path):
+    if not known:
         lines.append(f"(the vocabulary is known only after prepare; counted here with {vocab_size:,})")
     return lines
 

@@ -1,0 +1,81 @@
+"""All kinds of tokenizer: found again from their files, and made as a configuration asks."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from xltrain import console
+from xltrain.config.schema import TokenizerConfig
+from xltrain.data.tokenizer import (
+    CharTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    train_characters,
+    train_sentencepiece,
+)
+from xltrain.data.words import ByteTokenizer, WordTokenizer, train_words
+from xltrain.errors import UsageError
+
+DEFAULT_PIECES = 8000
+"""Vocabulary of a trained sentencepiece model when ``tokenizer.vocab_size`` is not given."""
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer whose file lies in ``folder``."""
+    kinds = (SentencePieceTokenizer, CharTokenizer, ByteTokenizer, WordTokenizer)
+    for kind in kinds:
+        if (folder / kind.file_name).is_file():
+            return read_tokenizer(folder / kind.file_name, kind=kind.kind)
+    raise UsageError(f"{folder}: holds no tokenizer ({', '.join(kind.file_name for kind in kinds)})")
+
+
+def read_tokenizer(path: Path, *, kind: str) -> Tokenizer:
+    """A tokenizer of the given kind from its file.
+
+    Raises:
+        UsageError: if the file is missing, or of another kind.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"tokenizer.path: {path} cannot be read ({error.strerror})") from None
+    if kind == "sentencepiece":
+        return SentencePieceTokenizer(data, source=str(path))
+    if kind == "char":
+        return CharTokenizer.from_file(data, source=str(path))
+    if kind == "word":
+        return WordTokenizer.from_file(data, source=str(path))
+    return ByteTokenizer()
+
+
+def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str], *, seed: int) -> Tokenizer:
+    """Make the tokenizer that a configuration asks for from the training text.
+
+    Raises:
+        UsageError: if the text cannot give it.
+    """
+    if wanted.kind == "byte":
+        return ByteTokenizer()
+    if wanted.kind == "char":
+        return train_characters(lines, vocab_size=wanted.vocab_size)
+    if wanted.kind == "word":
+        return train_words(lines, vocab_size=wanted.vocab_size, eos=wanted.eos, lower=wanted.lower)
+    console.say("training the sentencepiece vocabulary")
+    return train_sentencepiece(
+        lines,
+        vocab_size=wanted.vocab_size or DEFAULT_PIECES,
+        model_type=wanted.model_type,
+        character_coverage=wanted.character_coverage,
+        normalization=wanted.normalization,
+        user_defined_symbols=wanted.user_defined_symbols,
+        max_sentences=wanted.max_sentences,
+        seed=seed,
+    )
+
+
+def vocabulary_before_preparation(wanted: TokenizerConfig) -> int | None:
+    """V as far as the configuration alone says; None where only the text or a file does."""
+    if wanted.kind == "byte":
+        return ByteTokenizer().vocab_size
+    if wanted.vocab_size is None and wanted.kind == "sentencepiece" and wanted.path is None:
+        return DEFAULT_PIECES
+    return wanted.vocab_size

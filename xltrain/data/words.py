@@ -1,0 +1,126 @@
+"""Tokenizers whose vocabulary is plain: bytes, and words separated by white space."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from xltrain.data.tokenizer import SPECIALS
+from xltrain.errors import UsageError
+
+
+class ByteTokenizer:
+    """One id per byte of UTF-8, line ends included, after the nine special pieces; nothing is ever unknown."""
+
+    kind = "byte"
+    file_name = "bytes.json"
+
+    def __init__(self) -> None:
+        self.vocab_size = len(SPECIALS) + 256
+        self.unk: int = SPECIALS.index("<unk>")
+        self.eod: int | None = SPECIALS.index("<eod>")
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        first = len(SPECIALS)
+        return [[first + byte for byte in line.encode("utf-8")] for line in lines]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        first = len(SPECIALS)
+        return bytes(number - first for number in ids if number >= first).decode("utf-8", errors="replace")
+
+    def piece(self, token: int) -> str:
+        return SPECIALS[token] if token < len(SPECIALS) else f"<0x{token - len(SPECIALS):02X}>"
+
+    def files(self) -> dict[str, bytes]:
+        return {self.file_name: json.dumps({"kind": self.kind}).encode()}
+
+
+class WordTokenizer:
+    """Words between white space, as Transformer-XL's word-level corpora are read.
+
+    The vocabulary holds ``<eos>`` first if lines end with it, then words by frequency. There is no end of document.
+    A word that it lacks becomes ``<unk>`` where the vocabulary has that word, and is refused elsewhere.
+
+    Args:
+        words: by id.
+        eos: whether every line, a blank one too, ends with ``<eos>``.
+        lower: whether text is lower-cased first.
+    """
+
+    kind = "word"
+    file_name = "words.json"
+
+    def __init__(self, words: Sequence[str], *, eos: bool, lower: bool) -> None:
+        self.words, self.eos, self.lower = list(words), eos, lower
+        self.vocab_size = len(self.words)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+        unknown = self._ids.get("<unk>", self._ids.get("<UNK>"))
+        self.unk: int = -1 if unknown is None else unknown
+        self.eod: int | None = None
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        found = []
+        for line in lines:
+            words = _split(line, lower=self.lower, eos=self.eos)
+            try:
+                found.append([self._ids[word] for word in words])
+            except KeyError:
+                found.append([self._find(word) for word in words])
+        return found
+
+    def _find(self, word: str) -> int:
+        number = self._ids.get(word, self.unk)
+        if number < 0:
+            raise UsageError(
+                f"the word {word!r} is not in the vocabulary, which has no <unk>; leave room for rare words by "
+                "tokenizer.vocab_size, or add the text to corpus.train"
+            )
+        return number
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text = " ".join(self.words[number] for number in ids)
+        return text.replace(" <eos> ", "\n").replace(" <eos>", "\n") if self.eos else text
+
+    def piece(self, token: int) -> str:
+        return self.words[token]
+
+    def files(self) -> dict[str, bytes]:
+        data = {"eos": self.eos, "lower": self.lower, "words": self.words}
+        return {self.file_name: json.dumps(data, ensure_ascii=False).encode("utf-8")}
+
+    @classmethod
+    def from_file(cls, data: bytes, *, source: str) -> "WordTokenizer":
+        try:
+            found = json.loads(data)
+            return cls(found["words"], eos=found["eos"], lower=found["lower"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{source}: not a word vocabulary; it holds eos, lower and words") from None
+
+
+def train_words(lines: Iterable[str], *, vocab_size: int | None, eos: bool, lower: bool) -> WordTokenizer:
+    """Count words; keep all, or the most frequent ``vocab_size`` with ``<unk>`` among them.
+
+    Raises:
+        UsageError: if the text has fewer words than ``vocab_size``.
+    """
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(_split(line, lower=lower, eos=False))
+    first = ["<eos>"] if eos else []
+    words = first + [word for word, _ in counts.most_common() if word not in first]
+    if vocab_size is not None and vocab_size > len(words):
+        raise UsageError(
+            f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {len(words):,} words; "
+            "lower it, or leave it out"
+        )
+    if vocab_size is not None and vocab_size < len(words):
+        words = words[:vocab_size]
+        if "<unk>" not in words:
+            words[-1] = "<unk>"
+    return WordTokenizer(words, eos=eos, lower=lower)
+
+
+def _split(line: str, *, lower: bool, eos: bool) -> list[str]:
+    words = (line.lower() if lower else line).split()
+    if eos:
+        words.append("<eos>")
+    return words
