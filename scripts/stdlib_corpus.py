@@ -23,16 +23,14 @@ from pathlib import Path
 
 SPLITS = ("train", "validation", "test")
 
-LEFT_OUT = frozenset(
-    # Tests, and applications that many distributions ship as packages of their own.
-    ["test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "turtle", "tkinter", "ensurepip", "venv"]
-    # Built only where a C library was found, and packaged apart by some.
-    + ["curses", "dbm", "sqlite3"]
-    # Patched by distributions to say where packages are installed.
-    + ["distutils", "site", "sysconfig"]
-    # No prose.
-    + ["pydoc_data", "antigravity", "this", "__hello__", "__phello__"]
-)
+STRIPPED = "test tests idle_test idlelib lib2to3 turtledemo turtle tkinter ensurepip venv"
+"""Tests, and applications that many distributions leave out or ship as packages of their own."""
+OPTIONAL = "curses dbm sqlite3"
+"""Built only where a C library was found, and packaged apart by some."""
+PATCHED = "distutils site sysconfig"
+"""Changed by distributions to say where packages are installed."""
+NO_PROSE = "pydoc_data antigravity this __hello__ __phello__"
+LEFT_OUT = frozenset(f"{STRIPPED} {OPTIONAL} {PATCHED} {NO_PROSE}".split())
 """Names of modules, at any depth, that the corpus leaves out."""
 
 HELD_OUT_PERCENT = 5

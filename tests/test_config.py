@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from xltrain.config.load import dump_config, load_config, parse_yaml, validate
 from xltrain.config.base import Section
+from xltrain.config.load import dump_config, load_config, parse_yaml, validate
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 
@@ -82,6 +82,7 @@ def test_yes_and_no_are_booleans_where_one_is_asked_for(tmp_path: Path, written:
         ("run", "name", "no"),
         ("run", "name", "7"),
         ("run", "seed", "-1"),
+        ("schedule", "warmup_steps", "yes"),
         ("run", "seed", "4294967296"),
         ("segments", "seq_len", "[1]"),
         ("segments", "cross_documents", "maybe"),
@@ -150,8 +151,9 @@ def test_a_missing_file_a_folder_and_another_encoding_are_named(tmp_path: Path):
 def test_merged_keys_may_be_replaced_but_not_given_twice():
     shared = "a: &shared {x: 1, y: 2}\nb:\n  <<: *shared\n  y: 3\n"
     assert parse_yaml(shared) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
-    with pytest.raises(yaml.YAMLError, match="'y' is given twice"):
-        parse_yaml(shared + "  y: 4\n")
+    for again in ("y: 4", "<<: *shared"):
+        with pytest.raises(yaml.YAMLError, match="is given twice"):
+            parse_yaml(f"{shared}  {again}\n")
 
 
 # --- unknown keys, and all mistakes at once
@@ -246,6 +248,13 @@ def test_the_paragraph_symbol_keeps_its_place_in_a_trained_vocabulary(tmp_path: 
     assert "'<eop>'" in refusal(tmp_path, TEXT + "tokenizer: {user_defined_symbols: []}")
     char = load(tmp_path, TEXT + "tokenizer: {kind: char, user_defined_symbols: []}")
     assert char.tokenizer.user_defined_symbols == []
+
+
+def test_bytes_take_neither_a_file_nor_a_size_of_their_own(tmp_path: Path):
+    message = refusal(tmp_path, TEXT + "tokenizer: {kind: byte, path: x.model, vocab_size: 500}")
+    assert "tokenizer.path: 'x.model' is not allowed" in message
+    assert "tokenizer.vocab_size: 500 is not allowed: 256 bytes and 9 special pieces make 265" in message
+    assert load(tmp_path, TEXT + "tokenizer: {kind: byte, vocab_size: 265}").tokenizer.vocab_size == 265
 
 
 # --- --set

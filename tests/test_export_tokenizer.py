@@ -21,6 +21,7 @@ from xltrain.data.tokenizer import (
     train_characters,
     train_sentencepiece,
 )
+from xltrain.data.words import ByteTokenizer, WordTokenizer
 from xltrain.interop.spiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceModel
 from xltrain.interop.tokenizer import reasons_against, special_ids, tokenizer_files
 
@@ -210,6 +211,17 @@ def test_characters(tmp_path: Path):
     assert len(exported) == tokenizer.vocab_size
 
 
+def test_bytes(tmp_path: Path):
+    text = "Two  lines:\n\té漢\U0001f600 <unk> <eop>\r\n\x00\xad\x7f"
+    tokenizer = ByteTokenizer()
+    exported = loaded(tokenizer, tmp_path)
+    assert ids(exported, [text, "", "\n"]) == tokenizer.encode([text, "", "\n"])
+    assert exported.decode(tokenizer.encode([text])[0]) == text
+    assert exported.decode(range(9 + 0x20, 9 + 0x7F)) == "".join(map(chr, range(0x20, 0x7F)))
+    assert [exported.cls_token_id, exported.sep_token_id, exported.pad_token_id, exported.mask_token_id] == [3, 4, 5, 6]
+    assert len(exported) == 265
+
+
 def test_it_loads_without_protobuf_and_tiktoken(tmp_path: Path):
     tokenizer = trained("unigram", "nmt_nfkc")
     loaded(tokenizer, tmp_path)
@@ -277,6 +289,6 @@ def test_what_cannot_be_expressed_is_named(options: dict[str, Any], reason: str)
     assert found == [f"the sentencepiece model {reason}: the export does not know how to say that"]
 
 
-def test_other_kinds_are_named():
-    other: Any = object.__new__(type("Bytes", (), {"kind": "byte"}))
-    assert reasons_against(other) == ["tokenizer.kind is byte: only sentencepiece and char can be expressed"]
+def test_words_are_refused():
+    words = WordTokenizer(["<eos>", "the", "<unk>"], eos=True, lower=False)
+    assert reasons_against(words) == ["tokenizer.kind is word: only sentencepiece, char and byte can be expressed"]

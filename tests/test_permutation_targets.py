@@ -139,8 +139,10 @@ def test_longer_spans_are_rarer():
     assert bool(STARTS[CONTROL + 1])
     chosen = targets_of(objective(num_predict=6, max_span=3).plan(segment_of(tokens), draw_of(3000)))
     lengths = np.array([stop - start for row in range(3000) for start, stop in runs_of(chosen[row])])
-    share = [float((lengths == length).mean()) for length in (1, 2, 3)]
-    assert share[0] > share[1] > share[2] > 0.05
+    share = np.array([(lengths == length).mean() for length in (1, 2, 3)])
+    # Drawn as 1 : 1/2 : 1/3, which is 0.55, 0.27, 0.18; the segment's end and the last target cut some short.
+    # Equally frequent lengths would give 0.47, 0.29, 0.24.
+    assert share == pytest.approx([0.60, 0.25, 0.15], abs=0.05)
     one_span = targets_of(objective(num_predict=6, max_span=1).plan(segment_of(tokens), draw_of(3000)))
     assert sum(stop - start > 1 for row in range(3000) for start, stop in runs_of(one_span[row])) < 0.1 * 6 * 3000
 

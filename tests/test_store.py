@@ -57,6 +57,27 @@ def test_the_store_gives_back_tokens_ends_counts_and_unigram_counts(tmp_path: Pa
     assert store.tokenizer().decode(split.tokens[:7]) == "abba\nc\n"
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("word", "b a <eos> <unk> <eos> b <unk> <eos>"),
+        ("byte", [98, 32, 97, 10, 99, 10, "<eod>", 98, 32, 100, 10, "<eod>"]),
+    ],
+)
+def test_words_and_bytes_are_stored_with_their_own_marks(tmp_path: Path, kind: str, expected: Any):
+    train = text(tmp_path / "a.txt", "b a\nc\n\nb d\n")
+    size = {"word": 4, "byte": None}[kind]
+    store = build(
+        corpora.settings(train, tmp_path, tokenizer={"kind": kind, "vocab_size": size, "eos": kind == "word"})
+    )
+    split, tokenizer = store.split("train"), store.tokenizer()
+    wanted = expected.split() if kind == "word" else [f"<0x{e:02X}>" if isinstance(e, int) else e for e in expected]
+    assert [tokenizer.piece(int(token)) for token in split.tokens] == wanted
+    assert split.num_documents == 2
+    assert split.counts["tokens"] == len(wanted) - (0 if kind == "word" else 2)
+    assert split.counts["unknown"] == (2 if kind == "word" else 0)
+
+
 def test_batches_of_documents_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train = text(tmp_path / "a.txt", "".join(f"document {number}\nends\n\n" for number in range(50)))
     whole = build(characters(train, tmp_path / "whole")).split("train")

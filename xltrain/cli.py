@@ -154,6 +154,40 @@ def export_checkpoint(
     _show(export(source, output, format_name=format_, verify=verify, overwrite=overwrite), as_json)
 
 
+@app.command(epilog="Example: xltrain inspect configs/demo.yaml --signal --picture signal.png")
+def inspect(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG_OR_CHECKPOINT", help="A YAML file, or a run's folder.")],
+    set_: Overrides = None,
+    signal: Annotated[
+        bool, typer.Option("--signal", help="Report sizes of activations, scores and gradients at initialisation.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the signal report.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a configuration or a checkpoint amounts to: parameters, tokens, context, bytes."""
+    from xltrain.evaluation.inspect import inspect as run
+
+    found = run(source, overrides=set_ or [], signal=signal, picture=picture)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = found.pop("signal", [])
+    parts = found.pop("parts")
+    _show(found, as_json)
+    print("\nparameters by part")
+    _show(parts, as_json)
+    if rows:
+        print("\nsignal at initialisation: second moments, entropy in nats, norm of the gradient")
+        _table(rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    print("  ".join(f"{name:>15}" for name in names))
+    for row in rows:
+        print("  ".join(f"{row[name]:>15.4g}" for name in names))
+
+
 def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))

@@ -51,7 +51,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.constructor.ConstructorError(None, None, f"a key must be a name (line {line})", None)
-        if key in seen and key != "<<":
+        if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"'{key}' is given twice (line {line})", None)
         seen.add(key)
     return loader.construct_mapping(node, deep=True)

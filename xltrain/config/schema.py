@@ -84,6 +84,10 @@ class TokenizerConfig(Section):
         found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
         if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
             found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
+        if self.kind == "byte" and self.path is not None:
+            found.append(("path", f"{self.path!r} is not allowed: bytes need no file; leave it out"))
+        if self.kind == "byte" and self.vocab_size not in (None, 265):
+            found.append(("vocab_size", f"{self.vocab_size} is not allowed: 256 bytes and 9 special pieces make 265"))
         return found
 
 

@@ -83,9 +83,8 @@ class Store:
             UsageError: if its files are not what the manifest says.
         """
         counts = self.manifest["splits"][name]
-        tokens = self._mapped(
-            f"{name}.tokens", np.dtype(self.manifest["dtype"]), counts["tokens"] + counts["documents"]
-        )
+        total = counts["tokens"] + (counts["documents"] if self.manifest["tokenizer"]["eod"] is not None else 0)
+        tokens = self._mapped(f"{name}.tokens", np.dtype(self.manifest["dtype"]), total)
         ends = self._mapped(f"{name}.ends", np.dtype(np.int64), counts["documents"])
         return Split(name, tokens, ends, counts)
 

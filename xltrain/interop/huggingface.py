@@ -125,7 +125,7 @@ def xlnet_weights(tensors: Mapping[str, Tensor], *, num_layers: int, num_heads: 
     A model without segment embeddings gets zeros for them: its scores then do not depend on segment ids, exactly.
 
     Args:
-        tensors: every parameter of a ``LanguageModel`` once, by name (``training.checkpoint.weights``).
+        tensors: every parameter of a ``LanguageModel`` once, by name, as from :func:`plain_weights`.
         num_layers: L.
         num_heads: N.
 

@@ -10,7 +10,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xltrain.data.tokenizer import CharTokenizer, SentencePieceTokenizer, Tokenizer
+from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer, Tokenizer
+from xltrain.data.words import ByteTokenizer
 from xltrain.interop import spiece
 from xltrain.interop.spiece import Piece, SentencePieceModel
 
@@ -39,10 +40,10 @@ _COMPOSING_RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 
 def reasons_against(tokenizer: Tokenizer) -> list[str]:
     """Everything in a tokenizer that cannot be expressed; empty: it can be exported."""
-    if isinstance(tokenizer, CharTokenizer):
+    if isinstance(tokenizer, CharTokenizer | ByteTokenizer):
         return []
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        return [f"tokenizer.kind is {tokenizer.kind}: only sentencepiece and char can be expressed"]
+        return [f"tokenizer.kind is {tokenizer.kind}: only sentencepiece, char and byte can be expressed"]
     model = SentencePieceModel.read(tokenizer.model)
     kinds = {piece.kind for piece in model.pieces}
     checks = (
@@ -68,7 +69,10 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     """Name and content of each file, for a tokenizer that :func:`reasons_against` has nothing against."""
     specials = special_ids(tokenizer)
     if isinstance(tokenizer, CharTokenizer):
-        built = _characters(tokenizer)
+        built = _symbols([tokenizer.piece(number) for number in range(tokenizer.vocab_size)], bytewise=False)
+        _add_specials(built, specials, mask_takes_space=False)
+    elif isinstance(tokenizer, ByteTokenizer):
+        built = _symbols([*SPECIALS, *_byte_names()], bytewise=True)
         _add_specials(built, specials, mask_takes_space=False)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _pieces(SentencePieceModel.read(tokenizer.model))
@@ -93,16 +97,32 @@ def _settings(specials: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _characters(tokenizer: CharTokenizer) -> "tokenizers.Tokenizer":
+def _symbols(pieces: Sequence[str], *, bytewise: bool) -> "tokenizers.Tokenizer":
+    """A vocabulary of single characters, or of single bytes, which tokenizers writes as other characters."""
     import tokenizers
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-    vocabulary = {tokenizer.piece(number): number for number in range(tokenizer.vocab_size)}
-    built = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")]
+    if bytewise:
+        steps.insert(0, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    built = tokenizers.Tokenizer(
+        models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
     built.normalizer = normalizers.Sequence([_spell_unk()])
-    built.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), decoders.Fuse()])
+    built.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    joined: Any = decoders.ByteLevel() if bytewise else decoders.Fuse()
+    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), joined])
     return built
+
+
+def _byte_names() -> list[str]:
+    """The characters that stand for the bytes 0 to 255 in byte-level vocabularies (GPT-2's choice).
+
+    Bytes that are visible characters of Latin-1 stand for themselves, the others for code points from 256 on.
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in visible else next(hidden)) for byte in range(256)]
 
 
 def _pieces(model: SentencePieceModel) -> "tokenizers.Tokenizer":

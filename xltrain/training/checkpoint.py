@@ -153,6 +153,8 @@ def save_checkpoint(
         (building / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         for name, data in tokenizer.files().items():
             (building / name).write_bytes(data)
+        for path in building.iterdir():
+            path.chmod(0o666 & ~_umask())  # safetensors leaves its files to their owner alone
         _mark_complete(building)
         if folder.exists():
             shutil.rmtree(folder)
@@ -164,6 +166,12 @@ def save_checkpoint(
     for old in list_checkpoints(run)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return Checkpoint(folder)
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found
 
 
 def _mark_complete(folder: Path) -> None:

@@ -1,0 +1,153 @@
+"""Sizes, and the signal report: what theory says about initialisation can be read off it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from xltrain.config.load import validate
+from xltrain.config.schema import Config
+from xltrain.evaluation.inspect import inspect, report_of
+from xltrain.evaluation.signal import LayerSignal
+
+VOCABULARY = 200
+
+
+def config_of(**model: Any) -> Config:
+    """A wide pre-norm model without positions, whose layers see inputs of unit variance."""
+    settings: dict[str, Any] = {
+        "num_layers": 3, "d_model": 256, "num_heads": 4, "d_inner": 512, "activation": "relu", "positions": "none",
+        "norm_position": "pre", "init": {"variance": "lecun", "std": 1.0},
+    }  # fmt: skip
+    config, problems = validate(
+        {
+            "corpus": {"train": ["unread.txt"]},
+            "tokenizer": {"vocab_size": VOCABULARY},
+            "segments": {"mem_len": 0},
+            "objective": {"name": "causal"},
+            "model": settings | model,
+        }
+    )
+    assert config is not None
+    assert not problems
+    return config
+
+
+def report(**model: Any) -> list[LayerSignal]:
+    return report_of(config_of(**model), VOCABULARY)
+
+
+def test_relu_halves_the_second_moment() -> None:
+    for layer in report():
+        assert layer.inner == pytest.approx(1.0, rel=0.1)
+        assert layer.activated == pytest.approx(0.5 * layer.inner, rel=0.1)
+
+
+def test_he_makes_up_for_relu() -> None:
+    for layer in report(init={"variance": "he", "std": 1.0}):
+        assert layer.inner == pytest.approx(2.0, rel=0.1)
+        assert layer.activated == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("init", [{"variance": "xavier"}, {"variance": "lecun", "distribution": "orthogonal"}])
+def test_square_matrices_keep_the_norm(init: dict[str, Any]) -> None:
+    for layer in report(d_inner=256, init=init | {"std": 1.0}):
+        assert layer.inner == pytest.approx(1.0, rel=0.1)
+
+
+def test_scores_have_unit_variance_when_scaled_and_the_head_width_when_not() -> None:
+    scaled = report()
+    as_t5 = report(attention_scale="init")
+    for layer in (*scaled, *as_t5):
+        assert layer.logits == pytest.approx(1.0, rel=0.35)
+    model = config_of()
+    unscaled = _without_scaling(model)
+    for layer in unscaled:
+        assert layer.logits == pytest.approx(64.0, rel=0.35)
+    # Large scores make attention sharp: far from the entropy of equal weights.
+    for sharp, soft in zip(unscaled, scaled, strict=True):
+        assert sharp.entropy < 0.5 * soft.entropy < soft.uniform_entropy
+
+
+def _without_scaling(config: Config) -> list[LayerSignal]:
+    """Scores neither divided by sqrt(head_dim) nor drawn smaller."""
+    from xltrain.model import attention
+
+    original = attention.RelativeAttention.__init__
+
+    def unscaled(self: Any, **arguments: Any) -> None:
+        original(self, **(arguments | {"scaled": False}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention.RelativeAttention, "__init__", unscaled)
+        return report_of(config, VOCABULARY)
+
+
+def test_the_residual_stream_grows_with_pre_norm_and_not_with_post_norm() -> None:
+    growing = [layer.residual for layer in report()]
+    assert growing == sorted(growing)
+    assert growing[-1] > growing[0] * 1.5
+    for layer in report(norm_position="post"):
+        assert layer.residual == pytest.approx(1.0, rel=0.05)
+
+
+def test_zero_scores_have_the_entropy_of_equal_weights() -> None:
+    for layer in report(init={"variance": "fixed", "std": 1e-6}):
+        assert layer.entropy == pytest.approx(layer.uniform_entropy, rel=1e-4)
+        assert layer.logits < 1e-6
+
+
+def test_gradients_are_there_for_every_layer() -> None:
+    assert all(layer.gradient_norm > 0 for layer in report())
+
+
+def test_watching_leaves_the_model_as_it_was() -> None:
+    from xltrain.model.attention import BACKENDS
+
+    before = set(BACKENDS)
+    report()
+    assert set(BACKENDS) == before
+
+
+# --- sizes
+
+
+def file_of(folder: Path, config: Config) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config.as_dict()))
+    return path
+
+
+def test_parts_add_up_and_bytes_follow(tmp_path: Path) -> None:
+    found = inspect(file_of(tmp_path, config_of()), overrides=["segments.mem_len=32"], signal=False, picture=None)
+    assert sum(found["parts"].values()) == found["parameters"]
+    assert found["parts"]["embedding"] == VOCABULARY * 256
+    assert found["weight_bytes"] == 4 * found["parameters"]
+    assert found["optimizer_bytes"] == 8 * found["parameters"]
+    assert found["memory_bytes"] == 3 * 16 * 32 * 256 * 4
+    assert found["effective_context"] == 96
+    assert found["tokens_per_step"] == 16 * 128
+
+
+def test_activation_bytes_are_what_a_forward_keeps(tmp_path: Path) -> None:
+    """Half of the rows, half of the bytes; and the logits of the targets are among them."""
+    path = file_of(tmp_path, config_of())
+    whole = inspect(path, overrides=[], signal=False, picture=None)["activation_bytes"]
+    half = inspect(path, overrides=["training.accumulate=2"], signal=False, picture=None)["activation_bytes"]
+    assert half == pytest.approx(whole / 2, rel=0.05)
+    assert whole > 16 * 128 * VOCABULARY * 4
+
+
+def test_the_command_prints_one_json_object_and_draws(tmp_path: Path) -> None:
+    path = file_of(tmp_path, config_of())
+    arguments = ["inspect", str(path), "--json", "--picture", str(tmp_path / "signal.png")]
+    done = subprocess.run([sys.executable, "-m", "xltrain", *arguments], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert len(found["signal"]) == 3
+    assert (tmp_path / "signal.png").read_bytes().startswith(b"\x89PNG")
+    assert torch.tensor([layer["residual"] for layer in found["signal"]]).isfinite().all()

@@ -1,0 +1,157 @@
+"""``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xltrain.config.load import load_config
+from xltrain.config.schema import Config
+from xltrain.data.kinds import DEFAULT_PIECES, vocabulary_before_preparation
+from xltrain.data.streams import Segment
+from xltrain.data.tokenizer import SPECIALS
+from xltrain.evaluation.signal import as_rows, draw_report, signal_report
+from xltrain.model.transformer import LanguageModel
+from xltrain.objectives.draws import Draw
+from xltrain.objectives.plan import Plan
+from xltrain.training.build import build_model, build_objective, count_parameters
+from xltrain.training.checkpoint import find_checkpoint
+
+FP32 = 4  # bytes
+SIGNAL_ROWS, SIGNAL_TOKENS = 4, 128
+
+
+@dataclass
+class _Blank:
+    """Stands for a tokenizer that is not there yet: special pieces, and words without a spelling."""
+
+    vocab_size: int
+    kind: str = "blank"
+    unk: int = 0
+    eod: int | None = None
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def piece(self, token: int) -> str:
+        return SPECIALS[token] if token < len(SPECIALS) else ""
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+
+def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path | None) -> dict[str, Any]:
+    """Sizes of a YAML file's or a checkpoint's model and run; with ``signal``, the report on its initialisation."""
+    if source.is_dir():
+        checkpoint = find_checkpoint(source)
+        config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
+    else:
+        config = load_config(source, overrides)
+        vocab_size = vocabulary_before_preparation(config.tokenizer) or DEFAULT_PIECES
+    with torch.device("meta"):
+        model = build_model(config, vocab_size=vocab_size, device=torch.device("meta"))
+    found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size)
+    if signal or picture:
+        report = report_of(config, vocab_size)
+        found["signal"] = as_rows(report)
+        if picture:
+            draw_report(report, str(picture))
+            found["picture"] = str(picture)
+    return found
+
+
+def sizes(config: Config, model: LanguageModel, vocab_size: int) -> dict[str, Any]:
+    """Counts and bytes; the model may be on the meta device."""
+    segments, rows = config.segments, config.training.batch_size
+    parameters = count_parameters(model)
+    return {
+        "parameters": parameters,
+        "parts": parts(model),
+        "tokens_per_step": rows * segments.seq_len,
+        "targets_per_step": rows * config.objective.targets_per_segment(segments.seq_len),
+        "effective_context": config.model.num_layers * segments.mem_len,
+        "weight_bytes": parameters * FP32,
+        "optimizer_bytes": 2 * parameters * FP32,
+        "memory_bytes": config.model.num_layers * rows * segments.mem_len * config.model.d_model * FP32,
+        "activation_bytes": activation_bytes(config, model, vocab_size),
+    }
+
+
+def parts(model: LanguageModel) -> dict[str, int]:
+    """Parameters by part of the model, shared ones counted once, where they come first."""
+    found: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        pieces = name.split(".")
+        if pieces[0] == "layers":
+            part = {"attention": "attention", "feed_forward": "feed-forward"}.get(pieces[2], "norms")
+        elif pieces[0] in ("embedding", "softmax"):
+            part = pieces[0]
+        else:
+            part = "positions and streams" if "norm" not in pieces[0] else "norms"
+        found[part] = found.get(part, 0) + parameter.numel()
+    return found
+
+
+def activation_bytes(config: Config, model: LanguageModel, vocab_size: int) -> int | None:
+    """What the forward of one micro-batch keeps for its backward, counted by running it without data.
+
+    None where the softmax looks at the targets' values (adaptive).
+    """
+    if config.model.adaptive.cutoffs:
+        return None
+    rows = config.training.batch_size // config.training.accumulate
+    device = next(model.parameters()).device
+    if device.type != "meta":
+        model = model.to("meta")
+    plan = _plan(config, vocab_size, rows=rows, seq_len=config.segments.seq_len)
+    inputs = {
+        key: value.to("meta") if isinstance(value, Tensor) else value for key, value in plan.model_inputs().items()
+    }
+    kept: dict[int, int] = {}
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage.nbytes()
+            alive.append(storage)
+        return tensor
+
+    alive: list[Any] = []
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        nll, _ = model(**inputs, memory=model.empty_memory(rows=rows, mem_len=config.segments.mem_len))
+    del nll
+    return sum(kept.values())
+
+
+def report_of(config: Config, vocab_size: int) -> list[Any]:
+    """The signal report of a random segment on this configuration's initial weights."""
+    model = build_model(config, vocab_size=vocab_size, device=torch.device("cpu"))
+    seq_len = config.segments.seq_len
+    if not config.segments.reuse_len:
+        seq_len = min(seq_len, SIGNAL_TOKENS)
+    plan = _plan(config, vocab_size, rows=SIGNAL_ROWS, seq_len=seq_len)
+    return signal_report(model, plan, mem_len=0)
+
+
+def _plan(config: Config, vocab_size: int, *, rows: int, seq_len: int) -> Plan:
+    """A plan for random tokens, of which all but the control ids count as ordinary words."""
+    draw = torch.Generator().manual_seed(config.run.seed)
+    tokens = torch.randint(min(len(SPECIALS), vocab_size - 1), vocab_size, (rows, seq_len), generator=draw)
+    segment = Segment(
+        tokens=tokens,
+        length=torch.full((rows,), seq_len),
+        next_token=tokens[:, 0],
+        document=torch.zeros_like(tokens),
+        next_document=torch.zeros(rows, dtype=torch.int64),
+        fresh=torch.ones(rows, dtype=torch.bool),
+    )
+    objective = build_objective(config, tokenizer=_Blank(vocab_size), seq_len=seq_len, device=torch.device("cpu"))
+    return objective.plan(segment, Draw(seed=config.run.seed, step=0, rows=torch.arange(rows)))
