@@ -53,6 +53,7 @@ def config_of(text: Path, output: Path, *, steps: int, **changes: Any) -> Config
         "segments": {"seq_len": 16, "mem_len": 24, "shuffle_documents": True},
         "model": {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_inner": 32, "dropout": 0.1},
         "objective": {"name": "permutation"},
+        "optimizer": {"lr": 1e-3},
         "schedule": {"warmup_steps": 5},
         "training": {"max_steps": steps, "batch_size": 4, "device": "cpu"},
         "evaluation": {"every": 0, "batch_size": 3},
@@ -83,10 +84,12 @@ def test_the_stop_falls_in_the_second_epoch(text: Path, tmp_path: Path) -> None:
     assert checkpoint.progress().position.segment > 0
 
 
-@pytest.mark.parametrize("objective", ["permutation", "causal"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_forty_straight_equal_twenty_and_twenty(text: Path, tmp_path: Path, objective: str, accumulate: int) -> None:
-    changes = {"objective__name": objective, "training__accumulate": accumulate}
+@pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
+@pytest.mark.parametrize(("accumulate", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "muon")])
+def test_forty_straight_equal_twenty_and_twenty(
+    text: Path, tmp_path: Path, objective: str, accumulate: int, optimizer: str
+) -> None:
+    changes = {"objective__name": objective, "training__accumulate": accumulate, "optimizer__name": optimizer}
     pretrain(config_of(text, tmp_path / "straight", steps=40, **changes))
     # The schedule's horizon is 40 in both; only where the run stops differs.
     stopped = config_of(text, tmp_path / "twice", steps=40, **changes)

@@ -135,8 +135,9 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """How weights move."""
 
-    name: Literal["adamw"] = "adamw"
-    """`adamw`: Adam with decoupled weight decay (fused where torch offers it)."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """`adamw`: Adam with decoupled weight decay (fused where torch offers it); `muon`: Muon for the matrices of linear
+    layers, scaled to AdamW's rates, and AdamW for the rest."""
     lr: Float = Field(1e-3, gt=0.0)
     """Peak learning rate."""
     betas: tuple[Float, Float] = (0.9, 0.999)

@@ -31,6 +31,7 @@ from xltrain.errors import UsageError, XltrainError
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import build_model
+from xltrain.training.optimizer import Optimizer
 
 MARK = "complete.json"
 
@@ -129,7 +130,7 @@ def save_checkpoint(
     run: Path,
     *,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     memory: Memory,
     progress: Progress,
     config: Config,

@@ -28,7 +28,7 @@ from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
 from xltrain.training.build import autocast, build_model, build_objective, count_parameters
 from xltrain.training.checkpoint import Checkpoint, Progress, load_weights, save_checkpoint
-from xltrain.training.optimizer import build_optimizer, set_lr
+from xltrain.training.optimizer import Optimizer, build_optimizer, set_lr
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
 from xltrain.training.schedule import lr_at
@@ -87,7 +87,7 @@ class Run:
     store: Store
     model: LanguageModel
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     stream: TrainingStream
     memory: Memory
     progress: Progress

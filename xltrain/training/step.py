@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from xltrain.model.memory import Memory
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import autocast
+from xltrain.training.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class StepStats:
 
 def train_step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     plans: Sequence[Plan],
     memories: Sequence[Memory],
     *,
