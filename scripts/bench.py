@@ -1,14 +1,18 @@
-"""Paired timings of the permutation step: xltrain against the XLNet of transformers, doing the same work.
+"""Paired timings of the training step, against the XLNet of transformers and against itself.
 
-Same sizes, same tokens, same targets and visibility, memory carried, dropout on, forward and backward. The two sides take
-turns, so a change in the machine's speed meets both; printed are medians, and the median of the ratios pair by pair.
+Both sides of a pair do the same work: same sizes, tokens, targets and visibility, memory carried, dropout on, forward
+and backward. They take turns, so a change in the machine's speed meets both; printed are medians, and the median of the
+ratios pair by pair. Peak memory is that of a process of its own that does two steps.
 
-    python scripts/bench.py            # all sizes
-    python scripts/bench.py --pairs 5  # quicker
+    python scripts/bench.py                          # everything
+    python scripts/bench.py --parts small --pairs 5  # one part, quicker
 """
 
 import argparse
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +72,7 @@ class Work:
         return cls(tokens, order, predict, tokens.gather(1, predict))
 
 
-def ours(size: Size, work: Work, *, dropout: float) -> Callable[[], float]:
+def ours(size: Size, work: Work, *, dropout: float, compiled: bool = False) -> Callable[[], float]:
     """A function that does one forward and backward and returns the loss."""
     model = LanguageModel(
         vocab_size=size.vocab_size,
@@ -84,10 +88,11 @@ def ours(size: Size, work: Work, *, dropout: float) -> Callable[[], float]:
     )
     initialise(model, std=0.02)
     memory = [full_memory(model, size)]
+    forward = torch.compile(model, dynamic=False) if compiled else model
 
     def step() -> float:
         model.zero_grad(set_to_none=True)
-        nll, memory[0] = model(work.tokens, work.order, work.targets, memory[0], stream="query", predict=work.predict)
+        nll, memory[0] = forward(work.tokens, work.order, work.targets, memory[0], stream="query", predict=work.predict)
         loss = nll.mean()
         loss.backward()
         return loss.item()
@@ -150,22 +155,106 @@ def paired(one: Callable[[], float], other: Callable[[], float], *, pairs: int) 
     return statistics.median(firsts), statistics.median(seconds), statistics.median(ratios)
 
 
+def peak_megabytes(side: str, name: str) -> float:
+    """Largest resident set of a process that does two steps."""
+    command = [sys.executable, __file__, "--peak", side, name]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def against_transformers(name: str, *, pairs: int, dropout: float) -> None:
+    """Time and peak memory of a permutation step."""
+    size = SIZES[name]
+    work = Work.sample(size)
+    mine, hf, ratio = paired(ours(size, work, dropout=dropout), theirs(size, work, dropout=dropout), pairs=pairs)
+    peak, their_peak = peak_megabytes("ours", name), peak_megabytes("theirs", name)
+    print(f"\npermutation step, {size}")
+    print("|  | seconds | peak MB |\n|---|---|---|")
+    print(f"| xltrain | {mine:.3f} | {peak:,.0f} |\n| transformers | {hf:.3f} | {their_peak:,.0f} |")
+    print(f"| ratio | {ratio:.2f}x | {peak / their_peak:.2f} |", flush=True)
+
+
+def compiled(*, pairs: int, dropout: float) -> None:
+    """The small step, eager against torch.compile."""
+    size = SIZES["small"]
+    work = Work.sample(size)
+    begin = time.perf_counter()
+    fast = ours(size, work, dropout=dropout, compiled=True)
+    fast()
+    seconds = time.perf_counter() - begin
+    one, other, ratio = paired(fast, ours(size, work, dropout=dropout), pairs=pairs)
+    print(
+        f"\ntorch.compile, {size}: {one:.3f} s, eager {other:.3f} s, {ratio:.2f}x; first step {seconds:.0f} s",
+        flush=True,
+    )
+
+
+def lengths(*, pairs: int) -> None:
+    """Cost of a causal step against M and against T."""
+    print("\ncausal step, 6 layers, d 256, B 4, vocabulary 2,000: seconds, against T = 128, M = 128")
+    print("| T | M | seconds | relative | per remembered position, microseconds |\n|---|---|---|---|---|")
+    reference = causal(Size(6, 256, 4, 128, 128, 0, 4, 2000))
+    bare: dict[int, float] = {}
+    for seq_len, mem_len in [(128, 0), (128, 128), (128, 256), (128, 512), (128, 1024), (256, 128), (512, 128)]:
+        step = causal(Size(6, 256, 4, seq_len, mem_len, 0, 4, 2000))
+        seconds, _, ratio = paired(step, reference, pairs=pairs)
+        bare.setdefault(seq_len, seconds)
+        each = (seconds - bare[seq_len]) / mem_len * 1e6 if mem_len and seq_len == 128 else 0.0
+        print(f"| {seq_len} | {mem_len} | {seconds:.3f} | {1 / ratio:.2f} | {each:,.0f} |", flush=True)
+
+
+def causal(size: Size) -> Callable[[], float]:
+    """A causal step with a full memory."""
+    model = LanguageModel(
+        vocab_size=size.vocab_size,
+        num_layers=size.layers,
+        d_model=size.d_model,
+        num_heads=size.heads,
+        head_dim=size.d_model // size.heads,
+        d_inner=4 * size.d_model,
+    )
+    initialise(model, std=0.02)
+    tokens = torch.randint(0, size.vocab_size, (size.rows, size.seq_len))
+    order = torch.arange(size.seq_len).expand(size.rows, -1)
+    memory = full_memory(model, size)
+
+    def step() -> float:
+        model.zero_grad(set_to_none=True)
+        nll, _ = model(tokens, order, tokens, memory)
+        loss = nll.mean()
+        loss.backward()
+        return loss.item()
+
+    return step
+
+
+PARTS = ("small", "base", "compile", "lengths")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--pairs", type=int, default=0, help="pairs per size; by default 15 small, 4 base")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--pairs", type=int, default=0, help="pairs per part; by default 15, and 4 for base")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "SIZE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fp32, dropout {given.dropout}")
-    print("permutation step (forward and backward), seconds: xltrain, transformers, ratio")
-    for name in given.sizes:
+    if given.peak:
+        side, name = given.peak
         size = SIZES[name]
-        work = Work.sample(size)
-        pairs = given.pairs or (15 if name == "small" else 4)
-        mine, hf, ratio = paired(
-            ours(size, work, dropout=given.dropout), theirs(size, work, dropout=given.dropout), pairs=pairs
-        )
-        print(f"{size}: {mine:.3f}  {hf:.3f}  {ratio:.2f}x", flush=True)
+        step = (ours if side == "ours" else theirs)(size, Work.sample(size), dropout=given.dropout)
+        step()
+        step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fp32, dropout {given.dropout}")
+    for part in given.parts:
+        if part in SIZES:
+            pairs = given.pairs or (15 if part == "small" else 4)
+            against_transformers(part, pairs=pairs, dropout=given.dropout)
+        elif part == "compile":
+            compiled(pairs=given.pairs or 15, dropout=given.dropout)
+        else:
+            lengths(pairs=given.pairs or 5)
 
 
 if __name__ == "__main__":

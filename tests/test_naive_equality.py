@@ -191,3 +191,29 @@ def test_backends_agree_in_single_precision(two_sided: bool) -> None:
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+@pytest.mark.parametrize("num_content", [0, 5])
+def test_both_forms_of_the_shift_agree(two_sided: bool, num_content: int) -> None:
+    """The one for eager mode has a backward of its own; the one for compilers is made of views."""
+    from xltrain.model.attention import _RelativeShift, shift_traced
+
+    draw = torch.Generator().manual_seed(1)
+    keys, slots = 8, 3 if two_sided else 0
+    if num_content + slots == 0:
+        return
+    width = keys + T - 1 if two_sided else keys
+    scores = torch.randn(2, B, num_content + slots, width, generator=draw).double().requires_grad_()
+    starts = torch.randint(0, T, (B, slots), generator=draw)
+    mask = torch.zeros(B, 1, num_content + slots, keys).double()
+    if not two_sided:
+        future = torch.arange(keys) > keys - T + torch.arange(num_content)[:, None]
+        mask = mask.masked_fill(future, float("-inf"))
+    found = []
+    for shift in (_RelativeShift.apply, shift_traced):
+        shifted = shift(scores, mask, starts, num_content, T)
+        weights = shifted.softmax(-1)
+        found.append((weights, *torch.autograd.grad((weights * torch.arange(keys)).sum(), scores)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

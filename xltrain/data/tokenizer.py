@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xltrain.errors import UsageError
+from xltrain.errors import UsageError, XltrainError
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
 """The first pieces of every vocabulary trained here, at ids 0..8, as XLNet has them."""
@@ -163,9 +163,10 @@ def train_sentencepiece(
 
     sentencepiece.set_random_generator_seed(seed)
     written = io.BytesIO()
+    failures: list[Exception] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sentences(lines),
+            sentence_iterator=_watched(_sentences(lines), failures),
             model_writer=written,
             vocab_size=vocab_size,
             model_type=model_type,
@@ -181,7 +182,13 @@ def train_sentencepiece(
             pad_id=-1,
             minloglevel=2,
         )
-    except RuntimeError as error:
+    except (RuntimeError, SystemError) as error:
+        # What was raised while sentencepiece ran (a file that is not UTF-8, a signal) comes back as one of these two.
+        cause = failures[0] if failures else error.__cause__
+        if isinstance(cause, XltrainError):
+            raise cause from None
+        if isinstance(error, SystemError) or failures:
+            raise
         raise UsageError(_explain_training(str(error), vocab_size)) from None
     return SentencePieceTokenizer(written.getvalue())
 
@@ -200,6 +207,15 @@ def _explain_training(message: str, vocab_size: int) -> str:
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "corpus.train contains no text"
     return f"sentencepiece could not train the vocabulary: {' '.join(message.split())}"
+
+
+def _watched(items: Iterable[str], failures: list[Exception]) -> Iterator[str]:
+    """Yield ``items`` and keep what is raised on the way."""
+    try:
+        yield from items
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:

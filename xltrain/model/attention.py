@@ -130,6 +130,28 @@ class _RelativeShift(torch.autograd.Function):
         return found, None, None, None, None
 
 
+def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:
+    """The same shift out of slices and views, which a compiler can see through and fuse.
+
+    Content rows laid end to end, the first T - 1 scores dropped and the rest cut into rows one column shorter, are the
+    shifted rows: row i then begins at its column T - 1 - i.
+    """
+    keys, width = mask.shape[-1], scores.shape[-1]
+    parts = []
+    if num_content:
+        content = scores[:, :, :num_content]  # (N, B, C, J)
+        if width == keys:  # one-sided: one more column, so that a row one shorter still has K
+            content = functional.pad(content, (0, 1))
+            width += 1
+        flat = content.flatten(2)[..., seq_len - 1 :][..., : num_content * (width - 1)]
+        parts.append(flat.unflatten(2, (num_content, width - 1))[..., :keys])  # (N, B, C, K)
+    if scores.shape[2] > num_content:
+        index = starts[:, :, None] + torch.arange(keys, device=starts.device)  # (B, R - C, K)
+        index = index.clamp(max=scores.shape[-1] - 1).expand(scores.shape[0], -1, -1, -1)
+        parts.append(scores[:, :, num_content:].gather(3, index))  # (N, B, R - C, K)
+    return torch.cat(parts, dim=2).transpose(0, 1) + mask.to(scores.dtype)  # (B, N, R, K)
+
+
 def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     """The part of the scores that depends on position, with the mask in it.
 
@@ -147,7 +169,8 @@ def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     else:
         grouped = query.permute(2, 0, 1, 3).flatten(1, 2)  # (N, B*R, H): one product per head for all rows of text
         scores = torch.bmm(grouped, distance_keys.permute(1, 2, 0)).view(heads, rows, total, -1)  # (N, B, R, J)
-    return _RelativeShift.apply(scores, view.mask, view.starts, view.num_content, view.seq_len)
+    shift = shift_traced if torch.compiler.is_compiling() else _RelativeShift.apply
+    return shift(scores, view.mask, view.starts, view.num_content, view.seq_len)
 
 
 def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
