@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -10,12 +11,21 @@ from pathlib import Path
 from unittest import mock
 
 import corpora
+import hypothesis
 import pytest
 import torch
 
 from xltrain.cli import main
 
 torch.set_num_threads(1)  # the models are so small that threads cost more than they give
+
+# How long an example takes says more about the machine than about the program.
+hypothesis.settings.register_profile(
+    "patient",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+)
+hypothesis.settings.load_profile("patient")
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,15 @@ class Outcome:
     status: int
     out: str
     err: str
+
+    def sentence(self, status: int = 2) -> str:
+        """The one sentence of a command that failed."""
+        assert self.status == status, self.err
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        lines = [line for line in self.err.splitlines() if line.startswith("xltrain: ")]
+        assert self.err.splitlines()[-1:] == lines, self.err
+        return lines[0].removeprefix("xltrain: ")
 
 
 def run_command(*arguments: object) -> Outcome:
@@ -73,3 +92,30 @@ def spiece(corpus: corpora.Corpus, tmp_path_factory: pytest.TempPathFactory) -> 
     path = folder / "spiece.model"
     path.write_bytes(tokenizer.files()["spiece.model"])
     return path
+
+
+@pytest.fixture(scope="session")
+def finished(
+    corpus: corpora.Corpus, cli: Callable[..., Outcome], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Outcome]:
+    """A folder with a configuration and its finished run, and what the command said. Nobody may change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = corpora.config_file(
+        folder,
+        corpus.train,
+        corpus={"validation": [str(corpus.valid)], "test": [str(corpus.valid)]},
+        objective={"name": "causal"},
+        model={"dropout": 0.3},
+        checkpoint={"every": 2},
+        evaluation={"every": 4},
+        segments={"seq_len": 32},
+    )
+    outcome = cli("pretrain", config)
+    assert outcome.status == 0, outcome.err
+    return folder, outcome
+
+
+@pytest.fixture
+def run(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may damage."""
+    return shutil.copytree(finished[0] / "run", tmp_path / "run")

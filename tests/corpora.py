@@ -92,6 +92,10 @@ def write_config(path: Path, data: dict[str, Any]) -> Path:
     return path
 
 
+def config_file(folder: Path, train: Path | Sequence[Path], **sections: dict[str, Any]) -> Path:
+    return write_config(folder / "c.yaml", settings(train, folder, **sections))
+
+
 def split_of(lengths: Iterable[int], *, name: str = "train", vocab_size: int | None = None, seed: int = 0) -> Split:
     """Documents of given lengths. Ids tell places apart (0, 1, 2, ...), or are random below ``vocab_size``."""
     ends = np.cumsum(np.array(list(lengths), dtype=np.int64))

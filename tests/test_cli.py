@@ -1,9 +1,7 @@
 """The commands as a person meets them: exit statuses, one plain sentence, JSON, and files that stay whole."""
 
 import json
-import math
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,53 +14,10 @@ import pytest
 Cli = Callable[..., Any]
 
 SPLIT_KEYS = {"documents", "lines", "bytes", "characters", "words", "tokens", "unknown"}
-EVALUATION_KEYS = {
-    "mode", "seq_len", "mem_len", "tokens", "targets", "nll", "loss", "ppl", "ppl_word", "bits_per_char",
-    "bits_per_byte", "words", "characters", "bytes", "unknown_rate", "tokens_per_second",
-}  # fmt: skip
-
-
-def config_file(folder: Path, train: Path | list[Path], **sections: dict[str, Any]) -> Path:
-    return corpora.write_config(folder / "c.yaml", corpora.settings(train, folder, **sections))
-
-
-def sentence(outcome: Any, status: int = 2) -> str:
-    """The one sentence of a failure."""
-    assert outcome.status == status, outcome.err
-    assert outcome.out == ""
-    assert "Traceback" not in outcome.err
-    lines = [line for line in outcome.err.splitlines() if line.startswith("xltrain: ")]
-    assert outcome.err.splitlines()[-1:] == lines, outcome.err
-    return lines[0].removeprefix("xltrain: ")
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def finished(corpus: corpora.Corpus, cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A folder with a configuration and its finished run, and what the command said."""
-    folder = tmp_path_factory.mktemp("finished")
-    config = config_file(
-        folder,
-        corpus.train,
-        corpus={"validation": [str(corpus.valid)], "test": [str(corpus.valid)]},
-        objective={"name": "causal"},
-        model={"dropout": 0.3},
-        checkpoint={"every": 2},
-        evaluation={"every": 4},
-        segments={"seq_len": 32},
-    )
-    outcome = cli("pretrain", config)
-    assert outcome.status == 0, outcome.err
-    return folder, outcome
-
-
-@pytest.fixture
-def run(finished: tuple[Path, Any], tmp_path: Path) -> Path:
-    """A copy of the finished run that a test may damage."""
-    return shutil.copytree(finished[0] / "run", tmp_path / "run")
 
 
 # --- a run from beginning to end
@@ -96,7 +51,7 @@ def test_a_log_in_a_file_has_plain_lines_only(finished: tuple[Path, Any]):
 def test_a_tail_of_the_training_text_that_is_not_used_is_told(cli: Cli, tmp_path: Path):
     train = tmp_path / "a.txt"
     train.write_text("x" * 999, encoding="utf-8")  # and one end of a document
-    config = config_file(
+    config = corpora.config_file(
         tmp_path,
         train,
         tokenizer={"kind": "char", "vocab_size": None},
@@ -110,7 +65,7 @@ def test_a_tail_of_the_training_text_that_is_not_used_is_told(cli: Cli, tmp_path
 
 
 def test_prepare_prints_one_json_object_and_says_when_it_reuses(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
-    config = config_file(tmp_path, corpus.train, corpus={"validation": [str(corpus.valid)]})
+    config = corpora.config_file(tmp_path, corpus.train, corpus={"validation": [str(corpus.valid)]})
     first, second = (cli("prepare", config, "--json") for _ in range(2))
     assert (first.status, second.status) == (0, 0)
     assert first.out.count("\n") == 1
@@ -139,7 +94,7 @@ def test_a_chinese_folder_works_in_the_c_locale(tmp_path: Path):
     folder.mkdir()
     train = folder / "文.txt"
     train.write_text("".join(line + "\n" for line in corpora.chinese_lines(200, 30)), encoding="utf-8")
-    config = config_file(folder, train, tokenizer={"vocab_size": 390})
+    config = corpora.config_file(folder, train, tokenizer={"vocab_size": 390})
     command = [sys.executable, "-m", "xltrain", "prepare", str(config), "--json"]
     c_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     outcomes = []
@@ -161,7 +116,7 @@ def test_a_chinese_folder_works_in_the_c_locale(tmp_path: Path):
 def test_a_configuration_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for command in ("prepare", "pretrain"):
-        said = sentence(cli(command, "nowhere.yaml"))
+        said = cli(command, "nowhere.yaml").sentence()
         assert said == f"nowhere.yaml: no such configuration file (working directory {tmp_path})"
 
 
@@ -181,13 +136,13 @@ def test_a_configuration_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch
 def test_a_mistake_gets_one_sentence_and_leaves_nothing(
     corpus: corpora.Corpus, cli: Cli, tmp_path: Path, command: str, override: str, said: str
 ):
-    config = config_file(tmp_path, corpus.train)
-    assert said in sentence(cli(command, config, "--set", override))
+    config = corpora.config_file(tmp_path, corpus.train)
+    assert said in cli(command, config, "--set", override).sentence()
     assert snapshot(tmp_path) == {"c.yaml": config.read_bytes()}
 
 
 def test_all_mistakes_of_a_configuration_come_at_once(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
-    outcome = cli("pretrain", config_file(tmp_path, corpus.train, model={"n_layer": 3}, optimizer={"lr": "x"}))
+    outcome = cli("pretrain", corpora.config_file(tmp_path, corpus.train, model={"n_layer": 3}, optimizer={"lr": "x"}))
     assert outcome.status == 2
     lines = outcome.err.splitlines()
     assert lines[0].endswith("c.yaml: 2 mistakes")
@@ -197,8 +152,10 @@ def test_all_mistakes_of_a_configuration_come_at_once(corpus: corpora.Corpus, cl
 def test_text_shorter_than_a_batch_of_segments(cli: Cli, tmp_path: Path):
     train = tmp_path / "short.txt"
     train.write_text("x" * 39, encoding="utf-8")
-    config = config_file(tmp_path, train, tokenizer={"kind": "char", "vocab_size": None}, segments={"seq_len": 64})
-    said = sentence(cli("pretrain", config))
+    config = corpora.config_file(
+        tmp_path, train, tokenizer={"kind": "char", "vocab_size": None}, segments={"seq_len": 64}
+    )
+    said = cli("pretrain", config).sentence()
     assert said == (
         "corpus.train: needs at least 260 tokens (4 rows x (seq_len 64 + 1)), this text has 40; "
         "add text, or lower training.batch_size or segments.seq_len"
@@ -209,7 +166,7 @@ def test_text_shorter_than_a_batch_of_segments(cli: Cli, tmp_path: Path):
 def test_a_validation_text_shorter_than_a_segment_is_scored_whole(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
     valid = tmp_path / "short.txt"
     valid.write_text("x" * 39, encoding="utf-8")
-    config = config_file(
+    config = corpora.config_file(
         tmp_path,
         corpus.train,
         corpus={"validation": [str(valid)]},
@@ -223,12 +180,12 @@ def test_a_validation_text_shorter_than_a_segment_is_scored_whole(corpus: corpor
 
 
 def test_resume_and_overwrite_exclude_each_other(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
-    said = sentence(cli("pretrain", config_file(tmp_path, corpus.train), "--resume", "--overwrite"))
+    said = cli("pretrain", corpora.config_file(tmp_path, corpus.train), "--resume", "--overwrite").sentence()
     assert said == "--resume and --overwrite exclude each other; give one of them"
 
 
 def test_a_dry_run_says_what_a_run_would_be_and_writes_nothing(cli: Cli, tmp_path: Path):
-    config = config_file(tmp_path, tmp_path / "not-there-yet.txt", training={"accumulate": 2})
+    config = corpora.config_file(tmp_path, tmp_path / "not-there-yet.txt", training={"accumulate": 2})
     outcome = cli("pretrain", config, "--set", "optimizer.lr=1e-4", "--dry-run")
     assert outcome.status == 0, outcome.err
     for said in ("lr: 0.0001", "parameters +[0-9,]+", "tokens per update +64 ", "effective context +32 "):
@@ -242,7 +199,7 @@ def test_a_dry_run_says_what_a_run_would_be_and_writes_nothing(cli: Cli, tmp_pat
 def test_a_folder_with_a_run_is_not_touched(finished: tuple[Path, Any], cli: Cli):
     folder = finished[0]
     before = snapshot(folder)
-    said = sentence(cli("pretrain", folder / "c.yaml"))
+    said = cli("pretrain", folder / "c.yaml").sentence()
     assert (
         said == f"{folder / 'run'} already holds a run; --resume continues it, --overwrite deletes it and starts anew"
     )
@@ -261,7 +218,7 @@ def test_a_run_is_not_continued_with_another_shape(finished: tuple[Path, Any], c
     before = snapshot(run)
     changes = [f"run.output_dir={run}", "segments.seq_len=16", "model.d_model=48", "optimizer.lr=1e-4"]
     arguments = [part for change in changes for part in ("--set", change)]
-    said = sentence(cli("pretrain", finished[0] / "c.yaml", "--resume", *arguments))
+    said = cli("pretrain", finished[0] / "c.yaml", "--resume", *arguments).sentence()
     assert "segments.seq_len was 32 and is now 16" in said
     assert "model.d_model was 32 and is now 48" in said
     assert "optimizer.lr" not in said
@@ -279,8 +236,8 @@ def test_overwriting_starts_anew_and_leaves_no_old_step(finished: tuple[Path, An
 def test_a_run_folder_that_is_a_file(corpus: corpora.Corpus, cli: Cli, tmp_path: Path, inside: str):
     blocked = tmp_path / "blocked"
     blocked.write_text("", encoding="utf-8")
-    config = config_file(tmp_path, corpus.train, run={"output_dir": str(blocked / inside)})
-    assert sentence(cli("pretrain", config)) == f"run.output_dir: {blocked} is a file; choose a folder"
+    config = corpora.config_file(tmp_path, corpus.train, run={"output_dir": str(blocked / inside)})
+    assert cli("pretrain", config).sentence() == f"run.output_dir: {blocked} is a file; choose a folder"
 
 
 # --- damaged checkpoints
@@ -333,7 +290,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
 
 def test_a_checkpoint_that_is_named_itself_has_no_stand_in(cli: Cli, run: Path):
     truncate(run / "checkpoints" / "step-6")
-    said = sentence(cli("eval-ppl", run / "checkpoints" / "step-6"))
+    said = cli("eval-ppl", run / "checkpoints" / "step-6").sentence()
     assert said.startswith(f"{run / 'checkpoints' / 'step-6'}: not a usable checkpoint: model.safetensors has ")
 
 
@@ -341,165 +298,10 @@ def test_where_every_checkpoint_is_damaged_nothing_is_done(finished: tuple[Path,
     for folder in (run / "checkpoints").iterdir():
         truncate(folder)
     before = snapshot(run)
-    assert "holds no complete checkpoint" in sentence(cli("eval-ppl", run))
-    said = sentence(cli("pretrain", finished[0] / "c.yaml", "--resume", "--set", f"run.output_dir={run}"))
+    assert "holds no complete checkpoint" in cli("eval-ppl", run).sentence()
+    said = cli("pretrain", finished[0] / "c.yaml", "--resume", "--set", f"run.output_dir={run}").sentence()
     assert said == f"{run}: every checkpoint is damaged; --overwrite deletes them and starts anew"
     assert snapshot(run) == before
-
-
-# --- eval-ppl
-
-
-def without_speed(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key != "tokens_per_second"}
-
-
-def test_eval_ppl_prints_one_json_object_the_same_every_time(finished: tuple[Path, Any], cli: Cli):
-    one, two = (cli("eval-ppl", finished[0] / "run", "--json") for _ in range(2))
-    assert (one.status, two.status) == (0, 0)
-    assert one.out.count("\n") == 1
-    found = json.loads(one.out)
-    assert set(found) >= EVALUATION_KEYS
-    assert without_speed(found) == without_speed(json.loads(two.out))
-    assert (found["mode"], found["seq_len"], found["mem_len"]) == ("stream", 32, 16)
-    assert (found["tokens"], found["targets"]) == (3_782, 3_782 + 6 - 1)
-    assert (found["words"], found["characters"], found["bytes"]) == (3_029, 20_833, 20_833)
-    assert found["nll"] == pytest.approx(found["loss"] * found["targets"], rel=1e-12)
-    assert found["ppl"] == pytest.approx(math.exp(found["loss"]), rel=1e-12)
-    assert found["bits_per_char"] == found["bits_per_byte"]
-    assert found["ppl_word"] == pytest.approx(math.exp(found["nll"] / 3_029), rel=1e-12)
-
-
-def test_validation_while_training_and_eval_ppl_afterwards_agree_to_the_last_digit(
-    finished: tuple[Path, Any], cli: Cli
-):
-    run = finished[0] / "run"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    logged = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
-    for step, loss in logged.items():
-        found = json.loads(cli("eval-ppl", run / "checkpoints" / f"step-{step}", "--json").out)
-        assert found["loss"] == loss
-
-
-@pytest.mark.parametrize(
-    ("options", "targets"),
-    [
-        (["--seq-len", 64], 3_787),
-        (["--seq-len", 50, "--mem-len", 0], 3_787),
-        (["--mode", "document"], 3_782),
-        (["--mode", "sliding", "--stride", 16], 3_787),
-        (["--split", "test"], 3_787),
-        (["--same-length", "--clamp-len", 8], 3_787),
-        (["--batch-size", 1], 3_787),
-    ],
-)
-def test_every_protocol_scores_every_token(finished: tuple[Path, Any], cli: Cli, options: list[Any], targets: int):
-    outcome = cli("eval-ppl", finished[0] / "run", "--json", *options)
-    assert outcome.status == 0, outcome.err
-    assert json.loads(outcome.out)["targets"] == targets
-
-
-def test_an_untrained_model_guesses_among_the_vocabulary(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
-    config = config_file(
-        tmp_path,
-        corpus.train,
-        corpus={"validation": [str(corpus.valid)]},
-        objective={"name": "causal"},
-        training={"max_steps": 1},
-        optimizer={"lr": 1e-9},
-    )
-    assert cli("pretrain", config).status == 0
-    assert 350 < json.loads(cli("eval-ppl", tmp_path / "run", "--json").out)["ppl"] < 750
-
-
-def test_a_tokenizer_that_does_not_fit_the_model_is_suspected(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
-    config = config_file(
-        tmp_path,
-        corpus.train,
-        corpus={"validation": [str(corpus.valid)]},
-        objective={"name": "causal"},
-        tokenizer={"kind": "char", "vocab_size": None},
-        training={"max_steps": 40},
-        optimizer={"lr": 0.01},
-    )
-    assert cli("pretrain", config).status == 0
-    run = tmp_path / "run"
-    assert "WARNING" not in cli("eval-ppl", run).err
-    folder = run / "checkpoints" / "step-40"
-    table = json.loads((folder / "characters.json").read_text(encoding="utf-8"))
-    table["alphabet"] = table["alphabet"][::-1]
-    (folder / "characters.json").write_text(json.dumps(table), encoding="utf-8")
-    remark(folder)
-    outcome = cli("eval-ppl", run)
-    assert outcome.status == 0
-    assert "is worse than guessing among" in outcome.err
-    assert "the tokenizer is not the one that it was trained with" in outcome.err
-
-
-def remark(folder: Path) -> None:
-    """Write the completeness mark of a checkpoint again, after a change that should pass for sound."""
-    from xltrain.data.corpus import digest
-
-    names = [path for path in folder.iterdir() if path.name != "complete.json"]
-    mark = {path.name: {"bytes": path.stat().st_size, "digest": digest(path)} for path in names}
-    (folder / "complete.json").write_text(json.dumps(mark), encoding="utf-8")
-
-
-def test_many_unknown_tokens_make_a_perplexity_that_is_not_comparable(
-    finished: tuple[Path, Any], cli: Cli, tmp_path: Path
-):
-    text = tmp_path / "zh.txt"
-    text.write_text("".join(line + "\n" for line in corpora.chinese_lines(30, 20)), encoding="utf-8")
-    outcome = cli("eval-ppl", finished[0] / "run", "--data", text, "--json")
-    assert outcome.status == 0
-    found = json.loads(outcome.out)
-    assert found["unknown_rate"] > 0.3
-    assert f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable" in outcome.err
-    assert cli("eval-ppl", finished[0] / "run", "--json").err == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--split", "train"], "--split: 'train' is not allowed; choose validation or test"),
-        (["--mode", "fast"], "--mode: 'fast' is not allowed; choose stream, document, sliding"),
-        (["--mode", "sliding", "--mem-len", 8], "--mem-len: sliding windows have no memory"),
-        (["--stride", 33, "--mode", "sliding"], "--stride: 33 exceeds the window of 32 tokens"),
-        (["--same-length", "--mem-len", 0], "--same-length needs memory"),
-        (["--data", "no*.txt"], "--data: no file matches no*.txt (working directory "),
-    ],
-)
-def test_an_option_of_eval_ppl_that_cannot_be(finished: tuple[Path, Any], cli: Cli, options: list[Any], said: str):
-    assert sentence(cli("eval-ppl", finished[0] / "run", *options)).startswith(said)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n\n", b"   ", "語料".encode("utf-16-le"), b"\x1f\x8b\x08"])
-def test_a_text_that_cannot_be_evaluated_is_named(finished: tuple[Path, Any], cli: Cli, tmp_path: Path, content: bytes):
-    text = tmp_path / "t.txt"
-    text.write_bytes(content)
-    said = sentence(cli("eval-ppl", finished[0] / "run", "--data", text))
-    assert str(text) in said
-    assert re.search(r"contains no text|not UTF-8|a gzip file", said)
-
-
-def test_a_run_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    assert sentence(cli("eval-ppl", "gone")) == f"gone: no such run or checkpoint folder (working directory {tmp_path})"
-    (tmp_path / "empty").mkdir()
-    assert sentence(cli("eval-ppl", "empty")).startswith("empty: holds no complete checkpoint")
-
-
-def test_weights_with_other_names_are_refused_by_name(cli: Cli, run: Path):
-    from safetensors.torch import load_file, save_file
-
-    folder = run / "checkpoints" / "step-6"
-    tensors = load_file(folder / "model.safetensors")
-    tensors["renamed"] = tensors.pop("bias_u")
-    save_file(tensors, folder / "model.safetensors")
-    remark(folder)
-    said = sentence(cli("eval-ppl", run))
-    assert "missing bias_u" in said
-    assert "unexpected renamed" in said
 
 
 # --- tracebacks, and where the device is missing
@@ -509,7 +311,7 @@ def test_a_traceback_is_shown_only_when_asked_for_and_the_option_may_stand_anywh
     from xltrain.errors import UsageError
 
     missing = tmp_path / "nowhere.yaml"
-    assert "no such configuration file" in sentence(cli("prepare", missing))
+    assert "no such configuration file" in cli("prepare", missing).sentence()
     for arguments in (["--debug", "prepare", missing], ["prepare", missing, "--debug"]):
         with pytest.raises(UsageError):
             cli(*arguments)
@@ -522,25 +324,9 @@ def test_a_full_disk_is_one_line_and_status_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("xltrain.data.prepare.SplitWriter.write", full)
-    outcome = cli("prepare", config_file(tmp_path, corpus.train))
-    assert sentence(outcome, status=1) == "No space left on device"
+    outcome = cli("prepare", corpora.config_file(tmp_path, corpus.train))
+    assert outcome.sentence(status=1) == "No space left on device"
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_a_run_of_a_graphics_card_can_be_evaluated_without_one(
-    finished: tuple[Path, Any], cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    folder = run / "checkpoints" / "step-6"
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
-    assert "device: cpu" in text
-    (folder / "config.yaml").write_text(text.replace("device: cpu", "device: cuda"), encoding="utf-8")
-    remark(folder)
-    outcome = cli("eval-ppl", run, "--json")
-    assert outcome.status == 0, outcome.err
-    assert "evaluating on cpu" in outcome.err
-    said = sentence(cli("pretrain", finished[0] / "c.yaml", "--set", "training.device=cuda", "--overwrite"))
-    assert said.startswith("training.device: cuda is not there")
 
 
 @pytest.mark.parametrize("command", ["prepare", "pretrain", "eval-ppl", "export-checkpoint"])

@@ -107,8 +107,9 @@ def test_what_is_no_text_is_refused_by_name_and_nothing_is_left(tmp_path: Path, 
     assert "\n" not in message
 
 
-def test_a_fault_deep_in_a_file_is_named_by_its_byte(corpus: corpora.Corpus, tmp_path: Path):
-    good = corpus.train.read_bytes()
+@pytest.mark.parametrize("copies", [1, 8])  # within the first block that is read, and after it
+def test_a_fault_deep_in_a_file_is_named_by_its_byte(corpus: corpora.Corpus, tmp_path: Path, copies: int):
+    good = corpus.train.read_bytes() * copies
     path = write(tmp_path / "bad.txt", good + b"ab\xffcd\n")
     assert f"not UTF-8 text (byte {len(good) + 2} is 0xff)" in refused(path, tmp_path)
 
@@ -186,7 +187,7 @@ def test_counts_are_those_of_wc(tmp_path: Path, content: str):
 MESSY = st.text(st.sampled_from("ab é語\n\n\r\t\u2028\ufeff"), max_size=60)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(MESSY, st.integers(1, 20))
 def test_lines_joined_are_the_text_however_the_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int
@@ -198,7 +199,7 @@ def test_lines_joined_are_the_text_however_the_file_is_read(
     assert (counts.lines, counts.characters, counts.words) == (cleaned.count("\n"), len(cleaned), len(cleaned.split()))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(MESSY)
 def test_no_word_is_lost_and_no_document_is_blank(tmp_path: Path, text: str):
     path = write(tmp_path / "t.txt", text)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import corpora
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -37,7 +37,6 @@ def pairs_within(spans: Iterable[tuple[int, int]]) -> Counter[tuple[int, int]]:
     return Counter((token, token + 1) for start, stop in spans for token in range(start, stop - 1))
 
 
-@settings(deadline=None)
 @given(**SIZES, warm_up=st.integers(0, 4))
 def test_a_stream_scores_every_successor_once(lengths: list[int], seq_len: int, rows: int, warm_up: int):
     split = corpora.split_of(lengths)
@@ -45,7 +44,6 @@ def test_a_stream_scores_every_successor_once(lengths: list[int], seq_len: int, 
     assert found == pairs_within([(0, split.num_tokens)])
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_documents_score_every_successor_within_them_once(lengths: list[int], seq_len: int, rows: int):
     split = corpora.split_of(lengths)
@@ -54,7 +52,6 @@ def test_documents_score_every_successor_within_them_once(lengths: list[int], se
     assert found == pairs_within(zip(begins, split.ends.tolist(), strict=True))
 
 
-@settings(deadline=None)
 @given(**SIZES, data=st.data())
 def test_sliding_windows_score_every_successor_once(lengths: list[int], seq_len: int, rows: int, data: st.DataObject):
     split = corpora.split_of(lengths)
@@ -71,7 +68,6 @@ def test_sliding_windows_give_every_target_but_the_first_the_longest_past_that_t
             assert places == (list(range(10)) if segment.tokens[row, 0] == 0 else [8, 9])
 
 
-@settings(deadline=None)
 @given(**SIZES, warm_up=st.integers(0, 4))
 def test_each_row_first_reads_the_segments_before_its_part(lengths: list[int], seq_len: int, rows: int, warm_up: int):
     split = corpora.split_of(lengths)
@@ -92,7 +88,6 @@ def test_each_row_first_reads_the_segments_before_its_part(lengths: list[int], s
             assert segment.tokens[row, :length].tolist() == list(range(start, start + length))
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_a_document_starts_fresh_and_its_draws_depend_on_nothing_outside_it(
     lengths: list[int], seq_len: int, rows: int
@@ -131,7 +126,6 @@ def test_no_more_rows_are_used_than_there_is_text_for(rows: int):
     assert all(torch.any(wanted) for _, _, wanted in each_document(split, seq_len=4, rows=rows))
 
 
-@settings(deadline=None)
 @given(**SIZES, warm_up=st.integers(0, 4), data=st.data())
 def test_overlapping_segments_of_a_stream_are_those_of_one_row(
     lengths: list[int], seq_len: int, rows: int, warm_up: int, data: st.DataObject
@@ -152,7 +146,6 @@ def test_overlapping_segments_of_a_stream_are_those_of_one_row(
     assert max(scored) == 0 or max(scored) - advance + seq_len < split.num_tokens, "the last segment has new text"
 
 
-@settings(deadline=None)
 @given(**SIZES, data=st.data())
 def test_overlapping_segments_stay_within_their_documents(
     lengths: list[int], seq_len: int, rows: int, data: st.DataObject

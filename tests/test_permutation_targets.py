@@ -99,7 +99,6 @@ def test_where_nearly_everything_is_a_control_symbol_the_rest_is_predicted():
     assert bool((tokens[targets_of(plan)] >= CONTROL).all())
 
 
-@settings(deadline=None)
 @given(**SIZES, length=st.integers(0, 40))
 def test_padding_is_never_a_target_and_shortens_the_list_in_proportion(
     seq_len: int, share: float, max_span: int, seed: int, length: int
@@ -164,9 +163,6 @@ def test_every_place_is_a_target_about_equally_often():
     assert float(thirds.max() - thirds.min()) < 0.08
 
 
-@pytest.mark.xfail(
-    strict=True, reason="spans that begin before the segment are dropped, not cut: place 0 has a share of 0.01"
-)
 def test_the_first_places_are_targets_too():
     assert float(share_of_places()[:8].min()) > 0.6
 
@@ -174,7 +170,6 @@ def test_the_first_places_are_targets_too():
 # --- the order
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_targets_are_ordered_after_everything_else_and_among_themselves(
     seq_len: int, share: float, max_span: int, seed: int
@@ -205,7 +200,7 @@ def naive_sees(order: list[int], target: list[bool], row: int, key: int, *, quer
     return order[key] < order[row] or (row == key and not query)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**SIZES)
 def test_who_sees_whom_is_what_xlnet_says(seq_len: int, share: float, max_span: int, seed: int):
     slots = max(1, round(share * seq_len))

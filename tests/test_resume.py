@@ -186,3 +186,10 @@ def test_the_resolved_config_is_kept(text: Path, tmp_path: Path) -> None:
     again, problems = validate(yaml.safe_load((tmp_path / "config.yaml").read_text()))
     assert not problems
     assert again == config
+
+
+def test_another_validation_text_may_be_used_on_resume(text: Path, tmp_path: Path) -> None:
+    pretrain(config_of(text, tmp_path, steps=3))
+    (text / "valid2.txt").write_text("lo ra mi tu ken.\n\n" * 9)
+    pretrain(config_of(text, tmp_path, steps=5, corpus__validation=[str(text / "valid2.txt")]), resume=True)
+    assert newest_checkpoint(tmp_path).step == 5  # type: ignore[union-attr]

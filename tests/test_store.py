@@ -13,7 +13,7 @@ import corpora
 import numpy as np
 import pytest
 
-from xltrain.data.prepare import corpus_files, fingerprint, prepare
+from xltrain.data.prepare import corpus_files, fingerprints, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
 from xltrain.errors import UsageError
@@ -35,7 +35,7 @@ def build(data: dict[str, Any]) -> Store:
 
 def mark(data: dict[str, Any]) -> str:
     config = corpora.checked(data)
-    return fingerprint(config, corpus_files(config))
+    return fingerprints(config, corpus_files(config))["fingerprint"]
 
 
 # --- what comes out is what went in
@@ -132,7 +132,6 @@ def test_places_beyond_31_bits_are_read_right(tmp_path: Path):
 @pytest.mark.parametrize(
     "sections",
     [
-        {"run": {"seed": 8}},
         {"corpus": {"document_separator": "line"}},
         {"tokenizer": {"vocab_size": 400}},
         {"tokenizer": {"model_type": "bpe"}},
@@ -151,7 +150,7 @@ def test_a_setting_that_can_change_an_id_changes_the_name(tmp_path: Path, sectio
 @pytest.mark.parametrize(
     "sections",
     [
-        {"run": {"name": "other", "output_dir": "elsewhere"}},
+        {"run": {"name": "other", "output_dir": "elsewhere", "seed": 8}},
         {"corpus": {"cache_dir": "elsewhere"}},
         {"segments": {"seq_len": 128, "mem_len": 0, "shuffle_documents": True, "cross_documents": False}},
         {"model": {"num_layers": 7, "dropout": 0.3}},
@@ -212,6 +211,19 @@ def test_a_second_run_reuses_the_store_and_says_so(tmp_path: Path, capsys: pytes
     assert second.store == first.store
     assert {path: path.stat().st_mtime_ns for path in second.store.folder.iterdir()} == files
     assert first.store.folder.name == f"store-{first.store.fingerprint}"
+
+
+def test_long_phases_tell_how_much_of_a_single_file_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("xltrain.console.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("xltrain.data.corpus.BLOCK", 500_000)
+    build(characters(text(tmp_path / "a.txt", "some text\n\n" * 100_000), tmp_path))
+    log = capsys.readouterr().err
+    for phase in ("reading for the vocabulary", "tokenising train"):
+        assert f"{phase}: 0.5 of 1.1 MB (45%)" in log
+        assert f"{phase}: 1.1 of 1.1 MB (100%)" in log
+    assert "\r" not in log
 
 
 def dead_process() -> int:

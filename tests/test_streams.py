@@ -43,7 +43,7 @@ def epoch_text(split: Split, epoch: int, shuffle: bool) -> tuple[np.ndarray, np.
     return np.concatenate(parts), np.concatenate(numbers)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**STREAMS)
 def test_the_segments_of_a_row_joined_are_its_run_of_the_text(
     lengths: list[int], rows: int, seq_len: int, shuffle: bool
@@ -111,7 +111,7 @@ def same(one: Segment, other: Segment) -> bool:
     return all(mine is theirs if mine is None else torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**STREAMS, stop=st.integers(1, 30))
 def test_a_stream_goes_on_from_a_saved_position_as_if_never_stopped(
     lengths: list[int], rows: int, seq_len: int, shuffle: bool, stop: int
@@ -125,7 +125,7 @@ def test_a_stream_goes_on_from_a_saved_position_as_if_never_stopped(
     assert [place for _, place in whole[stop:]] == [place for _, place in again]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**STREAMS, cut=st.integers(0, 4))
 def test_a_process_that_owns_some_rows_reads_what_the_whole_reads_there(
     lengths: list[int], rows: int, seq_len: int, shuffle: bool, cut: int
@@ -167,7 +167,7 @@ def test_a_thousand_tokens_leave_a_tail_that_is_counted():
 # --- segments that overlap, and rows that run backward
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**STREAMS, data=st.data())
 def test_where_a_part_of_a_segment_is_reused_the_next_one_starts_after_that_part(
     lengths: list[int], rows: int, seq_len: int, shuffle: bool, data: st.DataObject
@@ -188,7 +188,7 @@ def test_where_a_part_of_a_segment_is_reused_the_next_one_starts_after_that_part
     assert stream.unused_per_epoch == split.num_tokens - rows * last
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(**STREAMS, data=st.data())
 def test_the_second_half_of_the_rows_reads_the_same_text_from_its_other_end(
     lengths: list[int], rows: int, seq_len: int, shuffle: bool, data: st.DataObject

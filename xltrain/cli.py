@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from xltrain import console
-from xltrain.errors import Stopped, UsageError, XltrainError
+from xltrain.errors import UsageError, XltrainError
 
 app = typer.Typer(
     name="xltrain",
@@ -205,9 +205,8 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         print(f"{key:<22} {shown}")
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    del frame
-    raise Stopped(f"stopped by {signal.Signals(number).name}", signal_number=number)
+class _Signalled(BaseException):
+    """A signal came; not an Exception, so that no library takes it for a failure of its own and goes on."""
 
 
 def main() -> None:
@@ -215,20 +214,37 @@ def main() -> None:
     _require_utf8()
     debug = "--debug" in sys.argv
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]  # so it may stand anywhere
+    signals: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        signals.append(number)
+        raise _Signalled
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     try:
         app(standalone_mode=True)
-    except XltrainError as error:
-        if debug:
+    except (SystemExit, _Signalled, Exception) as error:
+        if debug or (isinstance(error, SystemExit) and not signals):
             raise
-        console.say(f"xltrain: {error}")
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if debug:
+        message, status = _explain(error, signals)
+        if message is None:
             raise
-        console.say(f"xltrain: {error.filename + ': ' if error.filename else ''}{error.strerror or error}")
-        sys.exit(1)
+        console.say(f"xltrain: {message}")
+        sys.exit(status)
+
+
+def _explain(error: BaseException, signals: list[int]) -> tuple[str | None, int]:
+    """The sentence and the exit status for what ended a command; no sentence for what nobody has foreseen."""
+    if signals:  # whatever it looks like: C functions that were interrupted raise failures of their own
+        return f"stopped by {signal.Signals(signals[0]).name}", 128 + signals[0]
+    if isinstance(error, XltrainError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}", 1
+    return None, 1
 
 
 def _require_utf8() -> None:

@@ -47,7 +47,7 @@ def read_tokenizer(path: Path, *, kind: str) -> Tokenizer:
     return ByteTokenizer()
 
 
-def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str], *, seed: int) -> Tokenizer:
+def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
     """Make the tokenizer that a configuration asks for from the training text.
 
     Raises:
@@ -68,7 +68,6 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str], *, seed: int)
         normalization=wanted.normalization,
         user_defined_symbols=wanted.user_defined_symbols,
         max_sentences=wanted.max_sentences,
-        seed=seed,
     )
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
@@ -43,8 +43,8 @@ def prepare(config: Config) -> Prepared:
     """
     files = corpus_files(config)
     root = Path(config.corpus.cache_dir).expanduser()
-    mark = fingerprint(config, files)
-    folder = root / f"store-{mark}"
+    marks = fingerprints(config, files)
+    folder = root / f"store-{marks['fingerprint']}"
     if (folder / "manifest.json").is_file():
         console.say(f"reusing the token store {folder}")
         return Prepared(_checked(Store.open(folder)), reused=True)
@@ -52,7 +52,7 @@ def prepare(config: Config) -> Prepared:
     try:
         _make_folder(building)
         _remove_leftovers(root)
-        _build(building, config, files, mark)
+        _build(building, config, files, marks)
         if folder.exists() and not (folder / "manifest.json").is_file():
             shutil.rmtree(folder)  # somebody deleted a part of it
         try:
@@ -79,10 +79,10 @@ def _checked(store: Store) -> Store:
     for name, counts in store.manifest["splits"].items():
         rate = counts["unknown"] / max(1, counts["tokens"])
         if rate > MANY_UNKNOWN:
-            console.warn(
-                f"corpus.{name}: {rate:.1%} of the tokens are <unk>; raise tokenizer.character_coverage, "
-                "or use a tokenizer that fits this text"
-            )
+            remedy = "raise tokenizer.character_coverage, or use a tokenizer that fits this text"
+            if store.manifest["tokenizer"]["kind"] == "word":
+                remedy = "perplexity over them says little (a text may also spell <unk> itself)"
+            console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>; {remedy}")
     return store
 
 
@@ -92,28 +92,37 @@ def corpus_files(config: Config) -> dict[str, list[Path]]:
     return {name: find_files(given, key=f"corpus.{name}") for name, given in patterns.items() if given}
 
 
-def fingerprint(config: Config, files: dict[str, list[Path]]) -> str:
-    """Changes with any byte of the corpus or tokenizer and with any setting that changes an id; with nothing else."""
+def fingerprints(config: Config, files: dict[str, list[Path]]) -> dict[str, str]:
+    """What names a store, and what a run depends on.
+
+    ``fingerprint`` changes with any byte of the corpus or tokenizer and with any setting that changes an id, and with
+    nothing else; ``training`` is the same without validation and test, which a resumed run may have different.
+    """
     tokenizer = config.tokenizer.model_dump(mode="json")
     if config.tokenizer.path is not None:  # an existing tokenizer: its bytes matter, how one is trained does not
         path = Path(config.tokenizer.path).expanduser()
         if not path.is_file():
             raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
         tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path), "vocab_size": config.tokenizer.vocab_size}
-    elif config.tokenizer.kind == "sentencepiece":
-        tokenizer["seed"] = config.run.seed
-    else:
+    elif config.tokenizer.kind != "sentencepiece":
         tokenizer = config.tokenizer.model_dump(mode="json", include={"kind", "vocab_size", "eos", "lower"})
-    content = {
+    digests = {name: [digest(path) for path in paths] for name, paths in files.items()}
+    settings = {
         "format": FORMAT,
-        "files": {name: [digest(path) for path in paths] for name, paths in files.items()},
         "document_separator": config.corpus.document_separator,
         "tokenizer": tokenizer,
     }
+    return {
+        "fingerprint": _mark(settings | {"files": digests}),
+        "training": _mark(settings | {"files": {"train": digests["train"]}}),
+    }
+
+
+def _mark(content: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _build(folder: Path, config: Config, files: dict[str, list[Path]], mark: str) -> None:
+def _build(folder: Path, config: Config, files: dict[str, list[Path]], marks: dict[str, str]) -> None:
     for name, paths in files.items():
         _require_text(name, paths)
     tokenizer = make_tokenizer(config, files["train"])
@@ -128,7 +137,7 @@ def _build(folder: Path, config: Config, files: dict[str, list[Path]], mark: str
         if name == "train":
             writer.unigram.tofile(folder / "unigram")
     manifest = {
-        "fingerprint": mark,
+        **marks,
         "format": FORMAT,
         "dtype": SplitWriter(folder, "train", tokenizer).dtype.name,
         "tokenizer": describe(tokenizer),
@@ -153,7 +162,7 @@ def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
     lines = _announced(every_line, counts, paths, "reading for the vocabulary")
     if config.corpus.document_separator == "line":
         lines = (line.rstrip("\n") for line in lines)
-    return train_tokenizer(wanted, lines, seed=config.run.seed)
+    return train_tokenizer(wanted, lines)
 
 
 def _require_text(name: str, paths: list[Path]) -> None:

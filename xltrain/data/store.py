@@ -67,6 +67,10 @@ class Store:
         return self.manifest["fingerprint"]
 
     @property
+    def training_fingerprint(self) -> str:
+        return self.manifest["training"]
+
+    @property
     def vocab_size(self) -> int:
         return self.manifest["tokenizer"]["vocab_size"]
 

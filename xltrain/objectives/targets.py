@@ -93,9 +93,11 @@ class TargetRule:
         room = (window - size).clamp(min=0.0)
         begin = window.cumsum(dim=1) - window - offset + room * draw.uniform(most, purpose=purpose + _SPAN_START)
 
-        inside = (begin >= 0) & (begin < seq_len)  # (B, S)
         places = torch.arange(seq_len, device=device).expand(rows, -1).contiguous()  # (B, T)
-        begin = begin.ceil().long().clamp(0, seq_len)
+        begin = begin.ceil().long()
+        size = (size + begin.clamp(max=0)).clamp(min=0)  # what hangs over the segment's beginning is cut off
+        inside = (size > 0) & (begin < seq_len)  # (B, S)
+        begin = begin.clamp(0, seq_len)
         if self.unit == "token":
             span_begin, span_end = begin, (begin + size).clamp(max=seq_len)
         else:

@@ -46,7 +46,7 @@ class Progress:
     seconds: of training, over all interruptions.
     loss_sum, loss_count: of the steps since the last logged one.
     stuck: validations in a row that found the loss at the unigram entropy.
-    fingerprint: of the token store.
+    fingerprint: of the training text and the tokenizer.
     """
 
     step: int = 0

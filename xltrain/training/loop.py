@@ -112,13 +112,14 @@ class Run:
             seed=config.run.seed,
         )
         memory = model.empty_memory(rows=rows, mem_len=segments.mem_len)
-        progress = Progress(fingerprint=store.fingerprint)
+        progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
             progress, memory = checkpoint.progress(), checkpoint.memory(device)
-            if progress.fingerprint != store.fingerprint:
+            if progress.fingerprint != store.training_fingerprint:
                 raise UsageError(
                     f"{checkpoint.folder}: this run was trained on another corpus or tokenizer (fingerprint "
-                    f"{progress.fingerprint}, now {store.fingerprint}); restore it, or choose another run.output_dir"
+                    f"{progress.fingerprint}, now {store.training_fingerprint}); restore it, or choose another "
+                    "run.output_dir"
                 )
             load_weights(model, checkpoint.weights(device), source=checkpoint.folder)
             optimizer.load_state_dict(checkpoint.optimizer_state(device))

@@ -82,9 +82,10 @@ class Reporter:
             )
 
     def validated(self, *, step: int, loss: float, unigram_loss: float) -> None:
-        ppl = math.exp(loss) if loss < 700 else math.inf
+        ppl = math.exp(loss) if loss < 700 else None  # JSON has no infinity
         self._metrics.write(step=step, validation_loss=loss, validation_ppl=ppl, unigram_loss=unigram_loss)
-        console.say(f"step {step:,}  validation loss {loss:.4f}  ppl {ppl:.2f}  (unigram loss {unigram_loss:.4f})")
+        shown = "-" if ppl is None else f"{ppl:.2f}"
+        console.say(f"step {step:,}  validation loss {loss:.4f}  ppl {shown}  (unigram loss {unigram_loss:.4f})")
 
     def pause(self, seconds: float) -> None:
         """Time that was not spent on training does not count in tokens/s."""
