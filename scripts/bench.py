@@ -2,20 +2,21 @@
 
 Both sides of a pair do the same work: same sizes, tokens, targets and visibility, memory carried, dropout on, forward
 and backward. They take turns, so a change in the machine's speed meets both; printed are medians, and the median of the
-ratios pair by pair. Peak memory is that of a process of its own that does two steps.
+ratios pair by pair. Peak memory is what
+a process of its own needs for two steps, beyond the libraries.
 
     python scripts/bench.py                          # everything
     python scripts/bench.py --parts small --pairs 5  # one part, quicker
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -155,8 +156,14 @@ def paired(one: Callable[[], float], other: Callable[[], float], *, pairs: int) 
     return statistics.median(firsts), statistics.median(seconds), statistics.median(ratios)
 
 
+def resident(field: str) -> float:
+    """Megabytes of this process (Linux): ``VmRSS`` now, ``VmHWM`` at most; rusage would begin with the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1024
+
+
 def peak_megabytes(side: str, name: str) -> float:
-    """Largest resident set of a process that does two steps."""
+    """What two steps need at most, beyond the imported libraries: weights, gradients, activations, memory."""
     command = [sys.executable, __file__, "--peak", side, name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
@@ -241,10 +248,13 @@ def main() -> None:
     if given.peak:
         side, name = given.peak
         size = SIZES[name]
+        if side == "theirs":
+            import transformers.models.xlnet.modeling_xlnet  # noqa: F401 (not counted)
+        before = resident("VmRSS")
         step = (ours if side == "ours" else theirs)(size, Work.sample(size), dropout=given.dropout)
         step()
         step()
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(resident("VmHWM") - before)
         return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fp32, dropout {given.dropout}")
     for part in given.parts:
