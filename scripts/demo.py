@@ -117,14 +117,14 @@ class Gap:
 def show_fillings() -> None:
     """Print the best fillings, by nothing but transformers and the exported folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(EXPORT)
     model = AutoModelForCausalLM.from_pretrained(EXPORT).eval()
     for gap in choose_gaps(CORPUS, tokenizer):
-        print(f"\n{gap.before} ____ {gap.after}\n    the text has: {gap.word}")
-        print(
-            "    the model:    " + ", ".join(f"{piece} {chance:.0%}" for piece, chance in fill(model, tokenizer, gap))
-        )
+        best = "   ".join(f"{piece} {chance:.0%}" for piece, chance in fill(model, tokenizer, gap))
+        print(f"\n{gap.before} ____ {gap.after}\n    the text has: {gap.word}\n    the model:    {best}")
 
 
 def fill(model: Any, tokenizer: Any, gap: Gap) -> list[tuple[str, float]]:
@@ -149,8 +149,10 @@ def fill(model: Any, tokenizer: Any, gap: Gap) -> list[tuple[str, float]]:
 
 
 def shown(piece: str) -> str:
-    """A piece as a person reads it; one that does not begin a word gets a hyphen in front."""
-    return piece[1:] or "(space)" if piece.startswith("▁") else f"-{piece}"
+    """A piece as a person reads it; the end of a word gets a hyphen in front."""
+    if piece.startswith("▁"):
+        return piece[1:] or "(space)"
+    return f"-{piece}" if piece.isalpha() else piece
 
 
 def choose_gaps(corpus: Path, tokenizer: Any) -> list[Gap]:
@@ -179,9 +181,9 @@ def common_words(text: str, *, count: int = 150) -> list[str]:
 
 
 def sentences(document: str) -> Iterator[str]:
-    """Sentences of plain words, of a length that fits a line."""
+    """Sentences of plain words, without names of classes and the like, of a length that fits a line."""
     for sentence in re.split(r"(?<=\.)\s+(?=[A-Z])", " ".join(document.split())):
-        plain = re.fullmatch(r"[A-Z][A-Za-z ,'-]+\.", sentence)
+        plain = re.fullmatch(r"[A-Z][a-z ,'-]+\.", sentence)
         if plain and SHORTEST <= len(sentence.split()) <= LONGEST:
             yield sentence
 

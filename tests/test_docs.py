@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_files_named_exist(page: Path) -> None:
 def test_overrides_on_the_pages_are_accepted(tmp_path: Path) -> None:
     for page in PAGES:
         for words in commands(page, "xltrain"):
-            overrides = [word for before, word in zip(words, words[1:], strict=False) if before == "--set"]
+            overrides = [word for before, word in pairwise(words) if before == "--set"]
             load_config(ROOT / "configs" / "demo.yaml", overrides)
 
 
