@@ -10,7 +10,6 @@ from torch import Tensor
 
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
-from xltrain.data.kinds import DEFAULT_PIECES, vocabulary_before_preparation
 from xltrain.data.streams import Segment
 from xltrain.data.tokenizer import SPECIALS
 from xltrain.evaluation.signal import as_rows, draw_report, signal_report
@@ -19,6 +18,7 @@ from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import build_model, build_objective, count_parameters
 from xltrain.training.checkpoint import find_checkpoint
+from xltrain.training.dry_run import assumed_vocabulary
 
 FP32 = 4  # bytes
 SIGNAL_ROWS, SIGNAL_TOKENS = 4, 128
@@ -53,7 +53,7 @@ def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path |
         config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
     else:
         config = load_config(source, overrides)
-        vocab_size = vocabulary_before_preparation(config.tokenizer) or DEFAULT_PIECES
+        vocab_size, _ = assumed_vocabulary(config)
     with torch.device("meta"):
         model = build_model(config, vocab_size=vocab_size, device=torch.device("meta"))
     found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size)
