@@ -87,8 +87,8 @@ def python() -> str:
 def patient() -> dict[str, str]:
     """The environment of the commands.
 
-    Threads that wait for each other go to sleep after a few microseconds rather than milliseconds. Alone on two cores
-    that costs nothing; where something else wants these cores too, training is about twice as fast (docs/results.md).
+    Threads that wait for each other go to sleep sooner. Alone on two cores that costs nothing; where something else
+    wants these cores too, threads that spin would take them from the work they wait for (docs/results.md).
     """
     return {"GOMP_SPINCOUNT": "3000", **os.environ}
 
