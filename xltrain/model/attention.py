@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from xltrain.model.dropout import dropout as drop
+from xltrain.model.dropout import keep_or_drop
 from xltrain.model.linear import Linear
 from xltrain.model.visibility import Visibility
 
@@ -173,6 +173,44 @@ def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     return shift(scores, view.mask, view.starts, view.num_content, view.seq_len)
 
 
+class _Attend(torch.autograd.Function):
+    """Softmax, dropout of weights and their product with the values, keeping one score-sized tensor for the backward.
+
+    A dropped weight is kept with a minus sign: positive parts are the weights after dropout, absolute values those
+    before it, and the backward needs both.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float
+    ) -> Tensor:  # (B*N, R, H), (B*N, K, H), (B*N, K, H), (B*N, R, K)
+        scores = torch.baddbmm(bias, query, key.transpose(1, 2))  # (B*N, R, K)
+        signed = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        kept, scale = signed, 1.0
+        if dropout:
+            sign, scale = keep_or_drop(signed, dropout)
+            signed = signed.mul_(sign)
+            kept = signed.clamp(min=0.0)
+        output = torch.bmm(kept.to(value.dtype), value) * scale  # (B*N, R, H)
+        ctx.save_for_backward(query, key, value, signed, output)
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        query, key, value, signed, output = ctx.saved_tensors
+        # Of a softmax's backward, the sum over keys is that of gradient times output over units (Dao et al. 2022, B.2).
+        total = (grad * output).sum(dim=-1, keepdim=True, dtype=signed.dtype)  # (B*N, R, 1)
+        grad = grad * ctx.scale
+        kept = signed.clamp(min=0.0)  # (B*N, R, K)
+        of_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)
+        of_scores = torch.bmm(grad, value.transpose(1, 2)).to(signed.dtype)  # (B*N, R, K)
+        of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-1.0).to(query.dtype)
+        of_query = torch.bmm(of_scores, key)
+        of_key = torch.bmm(of_scores.transpose(1, 2), query)
+        return of_query, of_key, of_value, of_scores, None
+
+
 def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """Softmax attention by plain matrix products; the softmax in fp32 whatever the precision of the rest.
 
@@ -186,14 +224,14 @@ def attend_math(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
         (B, N, R, H)
     """
     rows, heads, total, width = query.shape
-    scores = torch.baddbmm(
-        bias.reshape(-1, *bias.shape[2:]),
-        query.reshape(-1, total, width),
-        key.reshape(-1, key.shape[2], width).transpose(1, 2),
-    )  # (B*N, R, K)
+    # Under autocast only what comes out of a projection is in half precision; here all is made so.
+    flat = [tensor.to(value.dtype).reshape(-1, *tensor.shape[2:]) for tensor in (query, key, value, bias)]
+    if not torch.compiler.is_compiling():
+        return _Attend.apply(*flat, dropout).view(rows, heads, total, width)
+    scores = torch.baddbmm(flat[3], flat[0], flat[1].transpose(1, 2))  # (B*N, R, K)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    weights = drop(weights, dropout).to(value.dtype)
-    return torch.bmm(weights, value.reshape(-1, value.shape[2], width)).view(rows, heads, total, width)
+    weights = functional.dropout(weights, dropout).to(value.dtype)
+    return torch.bmm(weights, flat[2]).view(rows, heads, total, width)
 
 
 def attend_sdpa(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:

@@ -13,21 +13,37 @@ from torch.nn import functional
 _STEPS = 1 << 16
 
 
+def _kept(shape: torch.Size, p: float, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, float]:
+    """1 where an element is kept and 0 where it is dropped, and the factor that makes up for it.
+
+    The probability is rounded to 1/65536; the factor is that of the rounded one, so the expectation is exact.
+    """
+    dropped = round(p * _STEPS)
+    count = shape.numel()
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
+    bits = bits.view(torch.int16)[:count].view(shape)
+    kept = torch.ge(bits, dropped - _STEPS // 2, out=torch.empty(shape, dtype=dtype, device=device))
+    return kept, _STEPS / (_STEPS - dropped)
+
+
+def keep_or_drop(like: Tensor, p: float) -> tuple[Tensor, float]:
+    """1 where an element is kept and -1 where it is dropped, in the shape of ``like``; and the kept ones' factor."""
+    kept, scale = _kept(like.shape, p, dtype=like.dtype, device=like.device)
+    return kept.mul_(2.0).sub_(1.0), scale
+
+
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        dropped = round(p * _STEPS)
-        bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        bits = bits.view(torch.int16)[: x.numel()].view(x.shape)
-        scale = torch.ge(bits, dropped - _STEPS // 2, out=torch.empty(x.shape, dtype=x.dtype))
-        scale.mul_(_STEPS / (_STEPS - dropped))  # the expectation is exact, although p is rounded to 1/65536
-        ctx.save_for_backward(scale)
-        return x * scale
+        kept, scale = _kept(x.shape, p, dtype=x.dtype, device=x.device)
+        factor = kept.mul_(scale)
+        ctx.save_for_backward(factor)
+        return x * factor
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return grad * scale, None
+        (factor,) = ctx.saved_tensors
+        return grad * factor, None
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
