@@ -7,21 +7,26 @@ from xltrain.model.attention import attend_math
 from xltrain.model.dropout import dropout, keep_or_drop
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
 def test_share_and_expectation(p: float) -> None:
+    """Right on average over calls, of which each rounds the probability to 1/256."""
     torch.manual_seed(0)
-    x = torch.ones(1000, 333)
-    dropped = dropout(x, p)
-    assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=0.003)
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.005)
-    assert torch.equal(dropped.unique(), torch.tensor([0.0, 1 / (1 - round(p * 65536) / 65536)]))
+    shares, means, values = [], [], set()
+    for _ in range(400):
+        dropped = dropout(torch.ones(10_007), p)
+        shares.append((dropped == 0).double().mean().item())
+        means.append(dropped.double().mean().item())
+        values |= set(dropped.unique().tolist())
+    assert sum(shares) / 400 == pytest.approx(p, abs=0.003)
+    assert sum(means) / 400 == pytest.approx(1.0, abs=0.01)
+    assert len(values) <= 3  # zero, and the factors of the two roundings
 
 
 def test_neighbours_are_independent() -> None:
-    """Four elements share a random integer; none of their bits."""
+    """Eight elements share a random integer; none of their bits."""
     torch.manual_seed(0)
-    zero = (dropout(torch.ones(400_000), 0.5) == 0).double().view(-1, 4)
-    correlation = torch.corrcoef(zero.T) - torch.eye(4)
+    zero = (dropout(torch.ones(800_000), 0.5) == 0).double().view(-1, 8)
+    correlation = torch.corrcoef(zero.T) - torch.eye(8)
     assert correlation.abs().max() < 0.02
 
 

@@ -21,6 +21,7 @@ from xltrain.training.checkpoint import find_checkpoint
 from xltrain.training.dry_run import assumed_vocabulary
 
 FP32 = 4  # bytes
+CPU = torch.device("cpu")
 SIGNAL_ROWS, SIGNAL_TOKENS = 4, 128
 
 
@@ -109,7 +110,7 @@ def activation_bytes(config: Config, model: LanguageModel, vocab_size: int) -> i
     device = next(model.parameters()).device
     if device.type != "meta":
         model = model.to("meta")
-    plan = _plan(config, vocab_size, rows=rows, seq_len=config.segments.seq_len)
+    plan = random_plan(config, vocab_size, rows=rows, seq_len=config.segments.seq_len)
     inputs = {
         key: value.to("meta") if isinstance(value, Tensor) else value for key, value in plan.model_inputs().items()
     }
@@ -137,11 +138,11 @@ def report_of(config: Config, vocab_size: int) -> list[Any]:
     seq_len = config.segments.seq_len
     if not config.segments.reuse_len:
         seq_len = min(seq_len, SIGNAL_TOKENS)
-    plan = _plan(config, vocab_size, rows=SIGNAL_ROWS, seq_len=seq_len)
+    plan = random_plan(config, vocab_size, rows=SIGNAL_ROWS, seq_len=seq_len)
     return signal_report(model, plan, mem_len=0)
 
 
-def _plan(config: Config, vocab_size: int, *, rows: int, seq_len: int) -> Plan:
+def random_plan(config: Config, vocab_size: int, *, rows: int, seq_len: int, device: torch.device = CPU) -> Plan:
     """A plan for random tokens, of which all but the control ids count as ordinary words."""
     draw = torch.Generator().manual_seed(config.run.seed)
     tokens = torch.randint(min(len(SPECIALS), vocab_size - 1), vocab_size, (rows, seq_len), generator=draw)
@@ -153,5 +154,7 @@ def _plan(config: Config, vocab_size: int, *, rows: int, seq_len: int) -> Plan:
         next_document=torch.zeros(rows, dtype=torch.int64),
         fresh=torch.ones(rows, dtype=torch.bool),
     )
-    objective = build_objective(config, tokenizer=_Blank(vocab_size), seq_len=seq_len, device=torch.device("cpu"))
-    return objective.plan(segment, Draw(seed=config.run.seed, step=0, rows=torch.arange(rows)))
+    objective = build_objective(config, tokenizer=_Blank(vocab_size), seq_len=seq_len, device=device)
+    return objective.plan(
+        segment.to(device), Draw(seed=config.run.seed, step=0, rows=torch.arange(rows, device=device))
+    )
