@@ -44,7 +44,6 @@ RUNS: dict[str, list[str]] = {
     "relative, memory 64": [],
     "relative, no memory": ["segments.mem_len=0"],
     "absolute (sinusoid), no memory": ["segments.mem_len=0", "model.positions=sinusoid"],
-    "absolute (learned), no memory": ["segments.mem_len=0", "model.positions=learned"],
     "no positions, no memory": ["segments.mem_len=0", "model.positions=none"],
     "permutation": ["objective.name=permutation", "objective.predict_fraction=0.25"],
     "masked": ["objective.name=masked", "objective.predict_fraction=0.25"],
