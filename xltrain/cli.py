@@ -91,8 +91,11 @@ def pretrain(
         print(dump_config(loaded))
         print("\n".join(amounts(loaded)))
         return
+    from xltrain.interop.huggingface import reasons_against
     from xltrain.training.loop import pretrain as train
 
+    if loaded.objective.name == "permutation" and (reasons := reasons_against(loaded)):
+        console.say(f"note: this model has no huggingface export: {'; '.join(reasons)}")
     train(loaded, resume=resume, overwrite=overwrite)
 
 

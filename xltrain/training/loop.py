@@ -21,7 +21,6 @@ from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place, find_place
 from xltrain.errors import Stopped, UsageError, XltrainError
 from xltrain.evaluation.perplexity import Interrupted, Protocol, evaluate
-from xltrain.interop.huggingface import reasons_against
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
@@ -64,8 +63,6 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
         total=run.stream.split.num_tokens,
     ):
         console.say(line)
-    if config.objective.name == "permutation" and (reasons := reasons_against(config)):
-        console.say(f"export              not to huggingface: {'; '.join(reasons)}")
     if checkpoint is not None:
         console.say(f"resuming at step {run.progress.step:,} from {checkpoint.folder}")
     reporter = Reporter(folder, config, first_step=run.progress.step)
