@@ -84,7 +84,7 @@ def test_yes_and_no_are_booleans_where_one_is_asked_for(tmp_path: Path, written:
         ("tokenizer", "character_coverage", "0.97"),
         ("tokenizer", "character_coverage", "1.01"),
         ("tokenizer", "user_defined_symbols", "<eop>"),
-        ("corpus", "train", "a.txt"),
+        ("corpus", "train", "7"),
         ("corpus", "train", "[]"),
         ("model", "init", "3"),
         ("logging", "every", "0"),
@@ -102,7 +102,7 @@ def test_a_bad_value_is_shown_with_what_is_allowed(tmp_path: Path):
     assert "'1:30'" in refusal(tmp_path, TEXT + "training: {max_steps: 1:30}")
     assert "choose auto, cpu, cuda or cuda:N" in refusal(tmp_path, TEXT + "training: {device: gpu}")
     assert "put it in quotes" in refusal(tmp_path, TEXT + "run: {name: 7}")
-    assert "[a.txt, b.txt]" in refusal(tmp_path, "corpus: {train: a.txt}")
+    assert "[a.txt, b.txt]" in refusal(tmp_path, "corpus: {train: 7}")
 
 
 # --- files that are no configuration
@@ -345,3 +345,7 @@ def test_any_name_survives_being_written_out(name: str):
 
 def test_the_test_configuration_is_valid(tmp_path: Path):
     assert corpora.config_for(tmp_path / "a.txt", tmp_path).run.seed == 7
+
+
+def test_one_file_may_stand_for_a_list_of_one(tmp_path: Path):
+    assert load(tmp_path, "corpus: {train: a.txt}").corpus.train == ["a.txt"]

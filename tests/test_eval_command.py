@@ -186,3 +186,9 @@ def test_a_run_of_a_graphics_card_can_be_evaluated_without_one(
     assert "evaluating on cpu" in outcome.err
     said = cli("pretrain", finished[0] / "c.yaml", "--set", "training.device=cuda", "--overwrite").sentence()
     assert said.startswith("training.device: cuda is not there")
+
+
+def test_a_stride_is_for_sliding_windows(finished: tuple[Path, Any], cli: Cli):
+    found = cli("eval-ppl", finished[0] / "run", "--stride", "4", "--json")
+    assert (found.status, found.out) == (2, "")
+    assert found.err.splitlines()[-1] == "xltrain: --stride is for --mode sliding, not stream"

@@ -12,6 +12,7 @@ import yaml
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
+from xltrain.errors import UsageError
 from xltrain.evaluation.inspect import inspect, report_of
 from xltrain.evaluation.signal import LayerSignal
 
@@ -151,3 +152,11 @@ def test_the_command_prints_one_json_object_and_draws(tmp_path: Path) -> None:
     assert len(found["signal"]) == 3
     assert (tmp_path / "signal.png").read_bytes().startswith(b"\x89PNG")
     assert torch.tensor([layer["residual"] for layer in found["signal"]]).isfinite().all()
+
+
+def test_what_cannot_be_done_is_refused_first(tmp_path: Path) -> None:
+    path = file_of(tmp_path, config_of())
+    with pytest.raises(UsageError, match=r"--picture: .*signal\.txt must be a \.png file"):
+        inspect(path, overrides=[], signal=False, picture=tmp_path / "signal.txt")
+    with pytest.raises(UsageError, match="--set changes a configuration file"):
+        inspect(tmp_path, overrides=["model.num_layers=2"], signal=False, picture=None)

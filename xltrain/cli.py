@@ -33,11 +33,22 @@ AsJson = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"xltrain {version('xltrain')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
 ) -> None:
-    del debug  # read by main(), which also has to know it when parsing fails
+    del debug, version  # debug is read by main(), which also has to know it when parsing fails
 
 
 @app.command(epilog="Example: xltrain prepare configs/demo.yaml --set tokenizer.vocab_size=4000")
@@ -112,7 +123,9 @@ def eval_ppl(
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
     mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Scored tokens per window (sliding).")] = 1,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Scored tokens per window (sliding only); 1 by default.")
+    ] = None,
     same_length: Annotated[
         bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
     ] = None,

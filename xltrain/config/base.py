@@ -18,6 +18,9 @@ Count = Annotated[Int, Field(ge=1)]
 Length = Annotated[Int, Field(ge=0)]
 Probability = Annotated[Float, Field(ge=0.0, lt=1.0)]
 
+TextList = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""A list of texts; one text stands for a list of one."""
+
 Problem = tuple[str, str]  # (dotted key, what is wrong and what to do)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from xltrain.config.base import Count, Float, Length, Problem, Section
+from xltrain.config.base import Count, Float, Length, Problem, Section, TextList
 from xltrain.config.model import ModelConfig
 
 
@@ -31,11 +31,11 @@ class RunConfig(Section):
 class CorpusConfig(Section):
     """The raw text."""
 
-    train: list[str] = Field(min_length=1)
+    train: TextList = Field(min_length=1)
     """UTF-8 text files or globs to train on."""
-    validation: list[str] = Field(default_factory=list)
+    validation: TextList = Field(default_factory=list)
     """Files or globs for validation during training; none: no validation."""
-    test: list[str] = Field(default_factory=list)
+    test: TextList = Field(default_factory=list)
     """Files or globs for a final evaluation with `eval-ppl --split test`."""
     document_separator: Literal["blank_line", "line", "file"] = "blank_line"
     """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`."""
@@ -52,7 +52,8 @@ class TokenizerConfig(Section):
     path: str | None = None
     """An existing tokenizer file (`.model` of sentencepiece, `.json` of char); none: train one on `corpus.train`."""
     vocab_size: Count | None = None
-    """Size of the vocabulary. sentencepiece: 8,000 when not given. char: counted on the text when not given."""
+    """Size of the vocabulary. sentencepiece: 8,000 when not given; char and word: all of the text's when not given
+    (a smaller word vocabulary has `<unk>` for the rest); byte: it is fixed."""
     eos: bool = True
     """Whether every line, a blank one too, ends with `<eos>` (word only)."""
     lower: bool = False
@@ -60,13 +61,13 @@ class TokenizerConfig(Section):
     model_type: Literal["unigram", "bpe"] = "unigram"
     """Algorithm of a trained sentencepiece model."""
     character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
-    """Share of the training text's characters that the vocabulary covers; the rest become `<unk>`."""
+    """Share of the training text's characters that the vocabulary covers; the rest are `<unk>` (sentencepiece only)."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     """Normalisation rule of a trained sentencepiece model; `_cf` also folds case."""
     user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
     """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
     max_sentences: Count = 1_000_000
-    """At most this many lines, drawn at random, are used to train the vocabulary."""
+    """At most this many lines, drawn at random, are used to train the vocabulary (sentencepiece only)."""
 
     def problems(self) -> list[Problem]:
         found = []

@@ -75,14 +75,22 @@ def _make_folder(folder: Path) -> None:
 
 
 def _checked(store: Store) -> Store:
-    """Says where the tokenizer does not know the text."""
+    """Opens every split, so that damage is found here; says where the tokenizer does not know the text."""
+    kind = store.manifest["tokenizer"]["kind"]
     for name, counts in store.manifest["splits"].items():
+        store.split(name)
         rate = counts["unknown"] / max(1, counts["tokens"])
-        if rate > MANY_UNKNOWN:
-            remedy = "raise tokenizer.character_coverage, or use a tokenizer that fits this text"
-            if store.manifest["tokenizer"]["kind"] == "word":
-                remedy = "perplexity over them says little (a text may also spell <unk> itself)"
-            console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>; {remedy}")
+        if rate <= MANY_UNKNOWN:
+            continue
+        why = "it has characters that the training text lacks"
+        if kind == "word":
+            why = "rare words, or <unk> in the text itself"
+        elif name == "train" and kind == "sentencepiece":
+            why = (
+                "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
+                "tokenizer.user_defined_symbols"
+            )
+        console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>: {why}")
     return store
 
 

@@ -28,7 +28,7 @@ def eval_ppl(
     seq_len: int | None,
     mem_len: int | None,
     batch_size: int | None,
-    stride: int,
+    stride: int | None,
     same_length: bool | None,
     clamp_len: int | None,
 ) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def eval_ppl(
         seq_len=seq_len or config.segments.seq_len,
         mem_len=0 if mode == "sliding" else config.segments.mem_len if mem_len is None else mem_len,
         batch_size=batch_size or config.evaluation.batch_size,
-        stride=stride,
+        stride=stride or 1,
         advance=config.segments.reuse_len or None,
     )
     if protocol.advance and protocol.advance >= protocol.seq_len:
@@ -59,7 +59,9 @@ def eval_ppl(
         raise UsageError("--mem-len: sliding windows have no memory; leave it out, or choose --mode stream")
     if mode == "sliding" and config.objective.name != "causal":
         raise UsageError(f"--mode sliding scores next tokens; this run's objective is {config.objective.name}")
-    if stride > protocol.seq_len:
+    if stride is not None and mode != "sliding":
+        raise UsageError(f"--stride is for --mode sliding, not {mode}")
+    if protocol.stride > protocol.seq_len:
         raise UsageError(f"--stride: {stride} exceeds the window of {protocol.seq_len} tokens")
     if config.model.same_length and protocol.mem_len == 0:
         raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")

@@ -12,6 +12,7 @@ from xltrain.config.load import load_config
 from xltrain.config.schema import Config
 from xltrain.data.streams import Segment
 from xltrain.data.tokenizer import SPECIALS
+from xltrain.errors import UsageError
 from xltrain.evaluation.signal import as_rows, draw_report, signal_report
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
@@ -49,7 +50,11 @@ class _Blank:
 
 def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path | None) -> dict[str, Any]:
     """Sizes of a YAML file's or a checkpoint's model and run; with ``signal``, the report on its initialisation."""
+    if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
+        raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
     if source.is_dir():
+        if overrides:
+            raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
         checkpoint = find_checkpoint(source)
         config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
     else:

@@ -26,7 +26,7 @@ from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
 from xltrain.training.build import autocast, build_model, build_objective, count_parameters
-from xltrain.training.checkpoint import Checkpoint, Progress, load_weights, save_checkpoint
+from xltrain.training.checkpoint import Checkpoint, Progress, list_checkpoints, load_weights, save_checkpoint
 from xltrain.training.optimizer import Optimizer, build_optimizer, set_lr
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
@@ -298,9 +298,12 @@ def _require_finite(stats: StepStats, step: int, folder: Path) -> None:
 
 
 def _not_a_number(value: float, step: int, folder: Path) -> str:
+    way_on = f"continue from the last checkpoint in {folder} with --resume"
+    if not list_checkpoints(folder):
+        way_on = "start anew with --overwrite"
     return (
         f"the loss or gradient at step {step:,} is {value}; nothing is saved from here. Lower optimizer.lr or "
-        f"optimizer.clip_norm, then continue from the last checkpoint in {folder} with --resume"
+        f"optimizer.clip_norm, then {way_on}"
     )
 
 
