@@ -77,6 +77,8 @@ class Memory:
     @staticmethod
     def joined(parts: Sequence["Memory"]) -> "Memory":
         """The memories of consecutive row ranges as one."""
+        if len(parts) == 1:
+            return parts[0]
         return Memory(
             states=torch.cat([part.states for part in parts], dim=1),
             length=torch.cat([part.length for part in parts]),
