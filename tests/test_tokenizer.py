@@ -18,7 +18,6 @@ from xltrain.data.tokenizer import (
     CharTokenizer,
     Tokenizer,
     _sentences,
-    encode_text,
     never_target,
     starts_word,
     train_characters,
@@ -288,10 +287,3 @@ def test_words_of_scripts_without_spaces_start_anywhere(tmp_path: Path):
     train = written(tmp_path / "t.txt", corpora.chinese_lines(60, 40, alphabet=30))
     store = built(train, tmp_path, vocab_size=60).store
     assert starts_word(store.tokenizer()).all()
-
-
-def test_a_short_text_is_encoded_line_by_line(spiece: Path):
-    tokenizer = read_tokenizer(spiece, kind="sentencepiece")
-    one, two = tokenizer.encode(["Ba da.", "du"])
-    assert encode_text(tokenizer, "Ba da.\ndu") == one + two
-    assert encode_text(tokenizer, "") == []

@@ -273,12 +273,6 @@ def never_target(tokenizer: Tokenizer) -> np.ndarray:
     return found
 
 
-def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a short text, line by line."""
-    encoded: list[list[int]] = tokenizer.encode(text.splitlines(keepends=True) or [""])
-    return [token for line in encoded for token in line]
-
-
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """What a manifest says of a tokenizer."""
     return {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "unk": tokenizer.unk, "eod": tokenizer.eod}

@@ -1,6 +1,7 @@
 """The masked language model (BERT): targets are hidden in the input, and all of the segment is seen by everyone."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ class Masked:
     unit: SpanUnit = "token"
     keep_apart: bool = False
 
+    @cached_property
+    def _ordinary(self) -> Tensor:
+        """Ids that may stand in for another; found once, since counting them waits for the device."""
+        return (~self.never_target).nonzero().squeeze(1)
+
     def plan(self, segment: Segment, draw: Draw) -> Plan:
         tokens = segment.tokens
         seq_len = tokens.shape[1]
@@ -41,7 +47,7 @@ class Masked:
         rule = TargetRule(self.starts_word, self.never_target, self.max_span, self.unit)
         predict, used = rule.choose(tokens, text, draw, count=self.num_predict, backward=segment.backward)
         kind = draw.uniform(seq_len, purpose=_KIND)  # (B, T)
-        ordinary = (~self.never_target).nonzero().squeeze(1)  # ids that may stand in for another
+        ordinary = self._ordinary
         pick = (draw.uniform(seq_len, purpose=_RANDOM) * ordinary.shape[0]).long()  # (B, T)
         shown = torch.where(kind < MASKED + RANDOM, ordinary[pick], tokens)
         shown = torch.where(kind < MASKED, self.mask, shown)
