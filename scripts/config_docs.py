@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 INTRODUCTION = """\
 # Configuration
 
-This page is written by `python scripts/config_docs.py` from the fields of `xltrain/config/schema.py`; change it there.
+This page is written by `python scripts/config_docs.py` from the sections in `xltrain/config/`; change it there.
 
 A run is one YAML file with the sections below. Only `corpus.train` has to be given. Any key can be set on the command
 line as well, as often as needed, and the last one counts:

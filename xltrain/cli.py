@@ -1,17 +1,17 @@
-"""The command line. Only this module imports typer, and it imports the rest when a command runs."""
+"""The command line. Only this module and `commands` import typer; the rest is imported when a command runs."""
 
-import json
 import os
 import signal
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from xltrain import console
-from xltrain.errors import UsageError, XltrainError
+from xltrain.commands import checkpoints, evaluate, train
+from xltrain.errors import XltrainError
 
 app = typer.Typer(
     name="xltrain",
@@ -22,15 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set a key of the configuration; may be given more than once."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,174 +42,17 @@ def _options(
     del debug, version  # debug is read by main(), which also has to know it when parsing fails
 
 
-@app.command(epilog="Example: xltrain prepare configs/demo.yaml --set tokenizer.vocab_size=4000")
-def prepare(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
-    """Train the tokenizer and write the token store; a second run finds and reuses them."""
-    from xltrain.config.load import load_config
-    from xltrain.data.prepare import prepare as build
+COMMANDS: list[tuple[str, Callable[..., None], str]] = [
+    ("prepare", train.prepare, "configs/demo.yaml --set tokenizer.vocab_size=4000"),
+    ("pretrain", train.pretrain, "configs/demo.yaml --set optimizer.lr=1e-3 --dry-run"),
+    ("eval-ppl", evaluate.eval_ppl, "runs/demo --split test --mem-len 256 --json"),
+    ("export-checkpoint", checkpoints.export_checkpoint, "runs/demo exported --verify"),
+    ("inspect", evaluate.inspect, "configs/demo.yaml --signal --picture signal.png"),
+]
+"""Name, function, and arguments of the example that help shows."""
 
-    prepared = build(load_config(config, set_ or ()))
-    store = prepared.store
-    found = {
-        "vocab_size": store.vocab_size,
-        "fingerprint": store.fingerprint,
-        "reused": prepared.reused,
-        "folder": str(store.folder),
-        "splits": store.manifest["splits"],
-    }
-    if as_json:
-        print(json.dumps(found))
-        return
-    print(f"vocabulary {store.vocab_size:,}, store {store.folder}")
-    for name, counts in store.manifest["splits"].items():
-        rate = counts["unknown"] / max(1, counts["tokens"])
-        per_token = counts["characters"] / max(1, counts["tokens"])
-        print(
-            f"{name:<11} {counts['documents']:>9,} documents {counts['lines']:>11,} lines {counts['words']:>12,} words "
-            f"{counts['characters']:>13,} characters {counts['tokens']:>12,} tokens ({per_token:.2f} characters each), "
-            f"unknown {rate:.3%}"
-        )
-
-
-@app.command(epilog="Example: xltrain pretrain configs/demo.yaml --set optimizer.lr=1e-3 --dry-run")
-def pretrain(
-    config: ConfigPath,
-    set_: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in run.output_dir.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in run.output_dir first.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and what it amounts to, and stop.")
-    ] = False,
-) -> None:
-    """Train a model as the configuration says."""
-    from xltrain.config.load import dump_config, load_config
-
-    if resume and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other; give one of them")
-    loaded = load_config(config, set_ or ())
-    if dry_run:
-        from xltrain.training.dry_run import amounts
-
-        print(dump_config(loaded))
-        print("\n".join(amounts(loaded)))
-        return
-    from xltrain.interop.huggingface import reasons_against
-    from xltrain.training.loop import pretrain as train
-
-    if loaded.objective.name == "permutation" and (reasons := reasons_against(loaded)):
-        console.say(f"note: this model has no huggingface export: {'; '.join(reasons)}")
-    train(loaded, resume=resume, overwrite=overwrite)
-
-
-@app.command("eval-ppl", epilog="Example: xltrain eval-ppl runs/demo --split test --mem-len 256 --json")
-def eval_ppl(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder, or a checkpoint's.")],
-    data: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="validation or test, as the run's configuration names them.")
-    ] = "validation",
-    mode: Annotated[str, typer.Option(help="stream, document or sliding; see docs/evaluation.md.")] = "stream",
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
-    mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Scored tokens per window (sliding only); 1 by default.")
-    ] = None,
-    same_length: Annotated[
-        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
-    ] = None,
-    clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Perplexity of a text under a trained model."""
-    from xltrain.evaluation.command import eval_ppl as run
-
-    found = run(
-        source,
-        data=data or [],
-        split=split,
-        mode=mode,
-        seq_len=seq_len,
-        mem_len=mem_len,
-        batch_size=batch_size,
-        stride=stride,
-        same_length=same_length,
-        clamp_len=clamp_len,
-    )
-    _show(found, as_json)
-
-
-@app.command("export-checkpoint", epilog="Example: xltrain export-checkpoint runs/demo exported --verify")
-def export_checkpoint(
-    source: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder, or a checkpoint's.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT_DIR", help="Folder to write.")],
-    format_: Annotated[
-        str, typer.Option("--format", help="huggingface: a folder that transformers loads.")
-    ] = "huggingface",
-    verify: Annotated[
-        bool | None,
-        typer.Option("--verify/--no-verify", help="Compare logits with transformers; default: if it is installed."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUTPUT_DIR if it exists.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write a checkpoint in a format that other programs load, and check that it gives the same numbers."""
-    from xltrain.interop.export import export
-
-    _show(export(source, output, format_name=format_, verify=verify, overwrite=overwrite), as_json)
-
-
-@app.command(epilog="Example: xltrain inspect configs/demo.yaml --signal --picture signal.png")
-def inspect(
-    source: Annotated[Path, typer.Argument(metavar="CONFIG_OR_CHECKPOINT", help="A YAML file, or a run's folder.")],
-    set_: Overrides = None,
-    signal: Annotated[
-        bool, typer.Option("--signal", help="Report sizes of activations, scores and gradients at initialisation.")
-    ] = False,
-    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the signal report.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """What a configuration or a checkpoint amounts to: parameters, tokens, context, bytes."""
-    from xltrain.evaluation.inspect import inspect as run
-
-    found = run(source, overrides=set_ or [], signal=signal, picture=picture)
-    if as_json:
-        print(json.dumps(found))
-        return
-    rows = found.pop("signal", [])
-    parts = found.pop("parts")
-    _show(found, as_json)
-    print("\nparameters by part")
-    _show(parts, as_json)
-    if rows:
-        print("\nsignal at initialisation: second moments, entropy in nats, norm of the gradient")
-        _table(rows)
-
-
-def _table(rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0])
-    print("  ".join(f"{name:>15}" for name in names))
-    for row in rows:
-        print("  ".join(f"{row[name]:>15.4g}" for name in names))
-
-
-def _show(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-        return
-    for key, value in found.items():
-        shown = (
-            "-"
-            if value is None
-            else f"{value:,.6g}"
-            if isinstance(value, float)
-            else f"{value:,}"
-            if isinstance(value, int)
-            else value
-        )
-        print(f"{key:<22} {shown}")
+for _name, _function, _example in COMMANDS:
+    app.command(_name, epilog=f"Example: xltrain {_name} {_example}")(_function)
 
 
 class _Signalled(BaseException):

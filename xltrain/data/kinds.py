@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from xltrain import console
-from xltrain.config.schema import TokenizerConfig
+from xltrain.config.text import TokenizerConfig
 from xltrain.data.tokenizer import (
     CharTokenizer,
     SentencePieceTokenizer,

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from xltrain.config.schema import OptimizerConfig
+from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError
 from xltrain.model.linear import Linear
 

@@ -1,0 +1,74 @@
+"""`eval-ppl` and `inspect`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xltrain.commands.options import AsJson, Overrides, Source, show, table
+
+
+def eval_ppl(
+    source: Source,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="validation or test, as the run's configuration names them.")
+    ] = "validation",
+    mode: Annotated[str, typer.Option(help="stream, document or sliding; see docs/evaluation.md.")] = "stream",
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
+    mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Scored tokens per window (sliding only); 1 by default.")
+    ] = None,
+    same_length: Annotated[
+        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
+    ] = None,
+    clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity of a text under a trained model."""
+    from xltrain.evaluation.command import eval_ppl as run
+
+    found = run(
+        source,
+        data=data or [],
+        split=split,
+        mode=mode,
+        seq_len=seq_len,
+        mem_len=mem_len,
+        batch_size=batch_size,
+        stride=stride,
+        same_length=same_length,
+        clamp_len=clamp_len,
+    )
+    show(found, as_json)
+
+
+def inspect(
+    source: Annotated[Path, typer.Argument(metavar="CONFIG_OR_CHECKPOINT", help="A YAML file, or a run's folder.")],
+    set_: Overrides = None,
+    signal: Annotated[
+        bool, typer.Option("--signal", help="Report sizes of activations, scores and gradients at initialisation.")
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the signal report.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a configuration or a checkpoint amounts to: parameters, tokens, context, bytes."""
+    from xltrain.evaluation.inspect import inspect as run
+
+    found = run(source, overrides=set_ or [], signal=signal, picture=picture)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = found.pop("signal", [])
+    parts = found.pop("parts")
+    show(found, as_json)
+    print("\nparameters by part")
+    show(parts, as_json)
+    if rows:
+        print("\nsignal at initialisation: second moments, entropy in nats, norm of the gradient")
+        table(rows)

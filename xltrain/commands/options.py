@@ -1,0 +1,41 @@
+"""Options that several commands have, and how they print what they found."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Set a key of the configuration; may be given more than once."),
+]
+Source = Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder, or a checkpoint's.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
+]
+
+
+def show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for key, value in found.items():
+        shown = (
+            "-"
+            if value is None
+            else f"{value:,.6g}"
+            if isinstance(value, float)
+            else f"{value:,}"
+            if isinstance(value, int)
+            else value
+        )
+        print(f"{key:<22} {shown}")
+
+
+def table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    print("  ".join(f"{name:>15}" for name in names))
+    for row in rows:
+        print("  ".join(f"{row[name]:>15.4g}" for name in names))

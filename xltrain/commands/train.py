@@ -1,0 +1,67 @@
+"""`prepare` and `pretrain`."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from xltrain import console
+from xltrain.commands.options import AsJson, ConfigPath, Overrides
+from xltrain.errors import UsageError
+
+
+def prepare(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Train the tokenizer and write the token store; a second run finds and reuses them."""
+    from xltrain.config.load import load_config
+    from xltrain.data.prepare import prepare as build
+
+    prepared = build(load_config(config, set_ or ()))
+    store = prepared.store
+    found = {
+        "vocab_size": store.vocab_size,
+        "fingerprint": store.fingerprint,
+        "reused": prepared.reused,
+        "folder": str(store.folder),
+        "splits": store.manifest["splits"],
+    }
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(f"vocabulary {store.vocab_size:,}, store {store.folder}")
+    for name, counts in store.manifest["splits"].items():
+        rate = counts["unknown"] / max(1, counts["tokens"])
+        per_token = counts["characters"] / max(1, counts["tokens"])
+        print(
+            f"{name:<11} {counts['documents']:>9,} documents {counts['lines']:>11,} lines {counts['words']:>12,} words "
+            f"{counts['characters']:>13,} characters {counts['tokens']:>12,} tokens ({per_token:.2f} characters each), "
+            f"unknown {rate:.3%}"
+        )
+
+
+def pretrain(
+    config: ConfigPath,
+    set_: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in run.output_dir.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run in run.output_dir first.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved configuration and what it amounts to, and stop.")
+    ] = False,
+) -> None:
+    """Train a model as the configuration says."""
+    from xltrain.config.load import dump_config, load_config
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other; give one of them")
+    loaded = load_config(config, set_ or ())
+    if dry_run:
+        from xltrain.training.dry_run import amounts
+
+        print(dump_config(loaded))
+        print("\n".join(amounts(loaded)))
+        return
+    from xltrain.interop.huggingface import reasons_against
+    from xltrain.training.loop import pretrain as train
+
+    if loaded.objective.name == "permutation" and (reasons := reasons_against(loaded)):
+        console.say(f"note: this model has no huggingface export: {'; '.join(reasons)}")
+    train(loaded, resume=resume, overwrite=overwrite)

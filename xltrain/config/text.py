@@ -1,0 +1,88 @@
+"""Sections that say what is read: the corpus, the tokenizer, the segments."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from xltrain.config.base import Count, Float, Length, Problem, Section, TextList
+
+
+class CorpusConfig(Section):
+    """The raw text."""
+
+    train: TextList = Field(min_length=1)
+    """UTF-8 text files or globs to train on."""
+    validation: TextList = Field(default_factory=list)
+    """Files or globs for validation during training; none: no validation."""
+    test: TextList = Field(default_factory=list)
+    """Files or globs for a final evaluation with `eval-ppl --split test`."""
+    document_separator: Literal["blank_line", "line", "file"] = "blank_line"
+    """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`."""
+    cache_dir: str = ".xltrain"
+    """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
+
+
+class TokenizerConfig(Section):
+    """How text becomes ids."""
+
+    kind: Literal["sentencepiece", "char", "byte", "word"] = "sentencepiece"
+    """`sentencepiece`: subwords; `char`: one id per character, line ends included, alphabet sorted by code point;
+    `byte`: one id per byte of UTF-8; `word`: words between white space, by frequency (Transformer-XL's corpora)."""
+    path: str | None = None
+    """An existing tokenizer file (`.model` of sentencepiece, `.json` of char); none: train one on `corpus.train`."""
+    vocab_size: Count | None = None
+    """Size of the vocabulary. sentencepiece: 8,000 when not given; char and word: all of the text's when not given
+    (a smaller word vocabulary has `<unk>` for the rest); byte: it is fixed."""
+    eos: bool = True
+    """Whether every line, a blank one too, ends with `<eos>` (word only)."""
+    lower: bool = False
+    """Whether text is lower-cased before it is split (word only)."""
+    model_type: Literal["unigram", "bpe"] = "unigram"
+    """Algorithm of a trained sentencepiece model."""
+    character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
+    """Share of the training text's characters that the vocabulary covers; the rest are `<unk>` (sentencepiece only)."""
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
+    """Normalisation rule of a trained sentencepiece model; `_cf` also folds case."""
+    user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
+    """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
+    max_sentences: Count = 1_000_000
+    """At most this many lines, drawn at random, are used to train the vocabulary (sentencepiece only)."""
+
+    def problems(self) -> list[Problem]:
+        found = []
+        controls = {"<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>"}
+        for symbol in self.user_defined_symbols:
+            if not symbol.strip():
+                found.append(("user_defined_symbols", f"{symbol!r} is empty; remove it"))
+            elif symbol in controls:
+                found.append(("user_defined_symbols", f"{symbol!r} is already a control symbol; remove it"))
+            elif symbol[0] in "'\"" or (symbol[-1] in "'\"" and len(symbol) > 1):
+                found.append(("user_defined_symbols", f"{symbol!r} has quotes in its name; write it without them"))
+            elif any(character.isspace() for character in symbol):
+                found.append(("user_defined_symbols", f"{symbol!r} contains white space; a symbol cannot"))
+        twice = {symbol for symbol in self.user_defined_symbols if self.user_defined_symbols.count(symbol) > 1}
+        found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
+        if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
+            found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
+        if self.kind == "byte" and self.path is not None:
+            found.append(("path", f"{self.path!r} is not allowed: bytes need no file; leave it out"))
+        if self.kind == "byte" and self.vocab_size not in (None, 265):
+            found.append(("vocab_size", f"{self.vocab_size} is not allowed: 256 bytes and 9 special pieces make 265"))
+        return found
+
+
+class SegmentsConfig(Section):
+    """How the token stream is cut."""
+
+    seq_len: Count = 128
+    """Tokens per segment (T)."""
+    mem_len: Length = 128
+    """Positions of earlier segments that each layer remembers (M); 0: no memory."""
+    reuse_len: Length = 0
+    """Of a segment, only this many tokens enter memory and the rest is read again (permutation); 0: all of it."""
+    bidirectional: bool = False
+    """Half of the rows read the other half's text in reverse (XLNet); it needs an even number of rows."""
+    shuffle_documents: bool = False
+    """Put the documents into a new random order every epoch; off: the order of the files, every epoch."""
+    cross_documents: bool = True
+    """Whether text may see the document before it; off: attention and memory stop at document boundaries."""
