@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import pickle
 from pathlib import Path
 
 import corpora
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xltrain.data import corpus as corpus_module
-from xltrain.data.corpus import Counts, find_files, read_documents, read_lines
+from xltrain.data.corpus import Counts, TextPiece, cut_file, find_files, read_documents, read_lines
 from xltrain.data.prepare import prepare
 from xltrain.data.store import Store
 from xltrain.errors import UsageError
@@ -208,6 +209,64 @@ def test_no_word_is_lost_and_no_document_is_blank(tmp_path: Path, text: str):
         found = documents(path, separator)
         assert [word for lines in found for line in lines for word in line.split()] == words
         assert all("".join(lines).strip() for lines in found)
+
+
+# --- pieces
+
+
+def in_pieces(pieces: list[TextPiece]) -> tuple[list[list[str]], list[str], Counts]:
+    """Documents, lines and counts of pieces that have travelled to another process."""
+    counts = Counts()
+    pieces = [pickle.loads(pickle.dumps(piece)) for piece in pieces]
+    found = [document.lines for piece in pieces for document in piece.documents(counts)]
+    return found, [line for piece in pieces for line in piece.lines()], counts
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120)
+@given(MESSY, st.integers(1, 25), st.sampled_from(["blank_line", "line", "file"]), st.integers(1, 9))
+def test_pieces_one_after_the_other_are_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, size: int, separator: str, block: int
+):
+    path, counts = write(tmp_path / "t.txt", text), Counts()
+    expected = documents(path, separator, counts)
+    pieces = cut_file(path, separator=separator, size=size)
+    monkeypatch.setattr(corpus_module, "BLOCK", block)
+    assert in_pieces(pieces) == (expected, list(read_lines(path)), counts)
+    assert sum(piece.size for piece in pieces) == counts.bytes
+    if separator == "file":
+        assert len(pieces) == 1
+
+
+def test_a_file_of_many_documents_is_cut_evenly_and_one_of_a_long_document_is_not(tmp_path: Path):
+    many = write(tmp_path / "many.txt", "some words\n\n" * 1000)
+    sizes = [piece.size for piece in cut_file(many, separator="blank_line", size=1000)]
+    assert len(sizes) == 12
+    assert all(1000 <= size < 1024 for size in sizes[:-1])
+    long = write(tmp_path / "long.txt", "some words\n" * 1000 + "\nend\n")
+    assert [piece.size for piece in cut_file(long, separator="blank_line", size=1000)] == [11_001, 4]
+    assert [piece.size for piece in cut_file(write(tmp_path / "none", ""), separator="line")] == [0]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(MESSY, st.integers(1, 12), st.sampled_from(["blank_line", "file"]))
+def test_the_parts_of_a_long_document_are_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, size: int, separator: str
+):
+    path, counts, again = write(tmp_path / "t.txt", text), Counts(), Counts()
+    monkeypatch.undo()
+    whole = documents(path, separator, counts)
+    monkeypatch.setattr(corpus_module, "PART_CHARACTERS", size)
+    joined: list[list[str]] = []
+    open_document = False
+    for part in read_documents([path], separator=separator, counts=again):
+        if open_document:
+            joined[-1] += part.lines
+        else:
+            joined.append(part.lines)
+        open_document = not part.complete
+    assert not open_document
+    assert joined == whole
+    assert again == counts
 
 
 # --- finding files

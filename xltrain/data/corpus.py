@@ -12,11 +12,17 @@ import glob
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from xltrain.errors import UsageError
 
 BLOCK = 1 << 20
+PIECE_BYTES = 32 << 20
+"""A plain text file is cut into pieces of about this size, so that several processes can read it."""
+PART_CHARACTERS = 4_000_000
+"""A document longer than this comes in several parts; bounds the memory that its lines take."""
 _REMOVED = str.maketrans("", "", "\r\0\ufeff")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
 
@@ -34,9 +40,87 @@ class Counts:
 
 @dataclass
 class Document:
-    """Lines of one document, each with its line end where it has one."""
+    """Lines of one document, each with its line end where it has one.
+
+    A very long document comes in several parts, of which only the last is ``complete``.
+    """
 
     lines: list[str] = field(default_factory=list)
+    complete: bool = True
+
+
+class Piece(Protocol):
+    """A part of one source, of whole documents, that any process can read on its own: it is picklable.
+
+    The pieces of a source, one after the other, give exactly its documents and its counts. Where a source is cut
+    depends on its content alone, never on how many processes read it.
+    """
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it adds to ``Counts.bytes``; for progress, and for an even distribution of work."""
+        ...
+
+    def documents(self, counts: Counts | None = None) -> Iterator[Document]:
+        """Its documents, added to ``counts`` as they are read."""
+        ...
+
+    def lines(self, counts: Counts | None = None) -> Iterator[str]:
+        """All its lines, blank ones too, as a vocabulary is trained on them."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Bytes ``start`` to ``stop`` of a text file, cut where a document ends."""
+
+    path: Path
+    start: int
+    stop: int
+    separator: str
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def documents(self, counts: Counts | None = None) -> Iterator[Document]:
+        return split_documents(self.lines(counts), separator=self.separator, counts=counts)
+
+    def lines(self, counts: Counts | None = None) -> Iterator[str]:
+        return read_lines(self.path, counts, start=self.start, stop=self.stop)
+
+
+def cut_file(path: Path, *, separator: str, size: int | None = None) -> list[TextPiece]:
+    """Pieces of about ``size`` bytes (:data:`PIECE_BYTES`), or of one document where that is longer.
+
+    Only the text around the cuts is read. With ``separator`` ``file`` there is nothing to cut.
+    """
+    total, size = path.stat().st_size, size or PIECE_BYTES
+    bounds = [0]
+    if separator != "file":
+        with path.open("rb") as file:
+            while bounds[-1] + size < total:
+                bounds.append(_next_cut(file, bounds[-1] + size, separator))
+    if bounds[-1] < total or total == 0:
+        bounds.append(total)
+    return [TextPiece(path, *ends, separator) for ends in pairwise(bounds)]
+
+
+def _next_cut(file: BinaryIO, place: int, separator: str) -> int:
+    """The first place after ``place`` behind which a new document may begin, or the end of the file."""
+    file.seek(place)
+    file.readline()  # a line that may have begun before
+    if separator == "line":
+        return file.tell()
+    while (line := file.readline()) and not _is_blank(line):
+        pass
+    return file.tell()
+
+
+def _is_blank(line: bytes) -> bool:
+    if b" " < line[:1] < b"\x7f":
+        return False
+    return not _cleaned(line.decode("utf-8", errors="replace")).strip()
 
 
 def find_files(patterns: Sequence[str], *, key: str) -> list[Path]:
@@ -85,26 +169,28 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def read_lines(path: Path, counts: Counts | None = None) -> Iterator[str]:
+def read_lines(path: Path, counts: Counts | None = None, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
     """Lines of a UTF-8 file, cleaned as said above, with their line ends.
+
+    ``start`` and ``stop`` (the end of the file by default) are bytes, and must be where lines begin.
 
     Raises:
         UsageError: naming the file and the first byte that is not UTF-8.
     """
     check_readable(path)
-    done = 0
     with path.open("rb") as file:
-        while raw := file.readlines(BLOCK):
-            block = b"".join(raw)
+        done = file.seek(start)
+        while block := file.read(BLOCK if stop is None else min(BLOCK, stop - done)):
+            if done + len(block) != stop:
+                block += file.readline()
             try:
-                text = block.decode("utf-8")
+                text = _cleaned(block.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise UsageError(
                     f"{path}: not UTF-8 text (byte {done + error.start} is 0x{block[error.start]:02x}); "
                     "convert it with iconv -t UTF-8"
                 ) from None
             done += len(block)
-            text = text.translate(_REMOVED) if _unclean(text) else text
             lines = text.split("\n")
             last = lines.pop()
             if counts is not None:
@@ -118,30 +204,43 @@ def read_lines(path: Path, counts: Counts | None = None) -> Iterator[str]:
                 yield last
 
 
-def _unclean(text: str) -> bool:
-    return "\r" in text or "\0" in text or "\ufeff" in text
+def _cleaned(text: str) -> str:
+    unclean = "\r" in text or "\0" in text or "\ufeff" in text
+    return text.translate(_REMOVED) if unclean else text
 
 
 def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
-    """Documents of files, ended as ``separator`` (corpus.document_separator) says and at the end of every file.
+    """Documents of files, ended as ``separator`` (corpus.document_separator) says and at the end of every file."""
+    for path in paths:
+        yield from split_documents(read_lines(path, counts), separator=separator, counts=counts)
+
+
+def split_documents(lines: Iterable[str], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
+    """Documents of the lines of one file.
 
     A document without any text is none. Blank lines are part of a document only where the separator is ``file``.
     """
-    for path in paths:
-        document = Document()
-        for line in read_lines(path, counts):
-            blank = not line.strip()
-            if separator == "line":
-                if not blank:
-                    yield _counted(Document([line.rstrip("\n")]), counts)
-            elif separator == "blank_line" and blank:
-                if document.lines:
-                    yield _counted(document, counts)
-                    document = Document()
-            else:
-                document.lines.append(line)
-        if any(line.strip() for line in document.lines):
-            yield _counted(document, counts)
+    document, size, has_text, begun = Document(), 0, False, False
+    for line in lines:
+        blank = not line.strip()
+        if separator == "line":
+            if not blank:
+                yield _counted(Document([line.rstrip("\n")]), counts)
+            continue
+        if separator == "blank_line" and blank:
+            if begun or has_text:
+                yield _counted(document, counts)
+            document, size, has_text, begun = Document(), 0, False, False
+            continue
+        document.lines.append(line)
+        size += len(line)
+        has_text = has_text or not blank
+        if size >= PART_CHARACTERS and (begun or has_text):
+            document.complete = False
+            yield document
+            document, size, begun = Document(), 0, True
+    if begun or has_text:
+        yield _counted(document, counts)
 
 
 def _counted(document: Document, counts: Counts | None) -> Document:

@@ -124,9 +124,9 @@ class SplitWriter:
         total = 0
         with (self.folder / f"{self.name}.tokens").open("wb") as file:
             for batch in _batches(documents):
-                ids, sizes = encode_documents(self.tokenizer, batch)
+                ids, inside = encode_documents(self.tokenizer, batch)
                 self.unigram += np.bincount(ids, minlength=self.tokenizer.vocab_size)
-                ends.extend((total + np.cumsum(sizes)).tolist())
+                ends.extend((total + inside).tolist())
                 total += len(ids)
                 ids.astype(self.dtype).tofile(file)
         if total == 0:
@@ -144,33 +144,39 @@ def split_counts(counts: Counts, *, ids: np.ndarray, tokenizer: Tokenizer) -> di
 
 
 def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of documents, each followed by <eod>, end to end; and the size of each."""
+    """Ids of documents, each followed by <eod>, end to end; and where each complete one ends."""
     encoded = tokenizer.encode([line for document in documents for line in document.lines])
-    ids = array("q")
-    sizes = np.empty(len(documents), dtype=np.int64)
+    ids, ends = array("q"), array("q")
     line = 0
-    for number, document in enumerate(documents):
-        before = len(ids)
+    for document in documents:
         for line_ids in encoded[line : line + len(document.lines)]:
             ids.extend(line_ids)
         line += len(document.lines)
+        if not document.complete:
+            continue
         if tokenizer.eod is not None:
             ids.append(tokenizer.eod)
-        sizes[number] = len(ids) - before
-    return np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64), sizes
+        ends.append(len(ids))
+    return _as_numbers(ids), _as_numbers(ends)
+
+
+def _as_numbers(found: "array[int]") -> np.ndarray:
+    return np.frombuffer(found, dtype=np.int64) if found else np.zeros(0, dtype=np.int64)
 
 
 def split_in_memory(name: str, documents: Iterable[Document], counts: Counts, tokenizer: Tokenizer) -> Split:
     """A split of text that is not part of the run's corpus, for evaluation."""
-    parts, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    parts, ends = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    total = 0
     for batch in _batches(documents):
-        ids, lengths = encode_documents(tokenizer, batch)
+        ids, inside = encode_documents(tokenizer, batch)
         parts.append(ids)
-        sizes.append(lengths)
+        ends.append(total + inside)
+        total += len(ids)
     tokens = np.concatenate(parts)
     unigram = np.bincount(tokens, minlength=tokenizer.vocab_size)
     found = split_counts(counts, ids=unigram, tokenizer=tokenizer)
-    return Split(name, tokens, np.cumsum(np.concatenate(sizes)), found)
+    return Split(name, tokens, np.concatenate(ends), found)
 
 
 def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
