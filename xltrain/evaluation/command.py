@@ -5,13 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from xltrain import console
-from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts, find_files
-from xltrain.data.prepare import documents_of
-from xltrain.data.store import Split, split_in_memory
-from xltrain.data.tokenizer import Tokenizer
-from xltrain.distributed import Place, find_place
 from xltrain.errors import UsageError
+from xltrain.evaluation.loading import adapted, read_text, usable_place
 from xltrain.evaluation.perplexity import Protocol, evaluate, report
 from xltrain.training.build import autocast, build_objective
 from xltrain.training.checkpoint import find_checkpoint
@@ -39,11 +34,9 @@ def eval_ppl(
     """
     if mode not in MODES:
         raise UsageError(f"--mode: {mode!r} is not allowed; choose {', '.join(MODES)}")
-    if split not in ("validation", "test"):
-        raise UsageError(f"--split: {split!r} is not allowed; choose validation or test")
     checkpoint = find_checkpoint(source)
-    config = _adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
-    place = _find_place(config.training.device)
+    config = adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
+    place = usable_place(config.training.device)
     tokenizer = checkpoint.tokenizer()
     protocol = Protocol(
         mode=mode,
@@ -65,7 +58,7 @@ def eval_ppl(
         raise UsageError(f"--stride: {stride} exceeds the window of {protocol.seq_len} tokens")
     if config.model.same_length and protocol.mem_len == 0:
         raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
-    text = _read(config, tokenizer, data=data, split=split)
+    text = read_text(config, tokenizer, data=data, split=split)
     model = checkpoint.model(place.device, config)
     result = evaluate(
         model,
@@ -88,35 +81,3 @@ def eval_ppl(
             "the model is untrained, or the tokenizer is not the one that it was trained with"
         )
     return {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name} | found
-
-
-def _find_place(wanted: str) -> Place:
-    """The device that the run was trained on, or another one where that is not there."""
-    try:
-        return find_place(wanted)
-    except UsageError as error:
-        place = find_place("auto")
-        console.warn(f"{error}; evaluating on {place.device}")
-        return place
-
-
-def _adapted(config: Config, *, same_length: bool | None, clamp_len: int | None) -> Config:
-    changes = {"same_length": same_length, "clamp_len": clamp_len}
-    given = {key: value for key, value in changes.items() if value is not None}
-    if given.get("same_length") and config.objective.name != "causal":
-        raise UsageError(f"--same-length needs a causal model; this run's objective is {config.objective.name}")
-    return config.model_copy(update={"model": config.model.model_copy(update=given)})
-
-
-def _read(config: Config, tokenizer: Tokenizer, *, data: list[str], split: str) -> Split:
-    patterns, key = (data, "--data") if data else (getattr(config.corpus, split), f"corpus.{split}")
-    if not patterns:
-        raise UsageError(f"this run's configuration names no {key}; give the text with --data FILE")
-    files, counts = find_files(patterns, key=key), Counts()
-    name = ", ".join(map(str, files)) if data else split
-    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer)
-    if found.num_documents == 0:
-        raise UsageError(f"{key}: {', '.join(map(str, files))} contains no text")
-    if found.num_tokens < 2:
-        raise UsageError(f"{key}: {name} has only one token; perplexity needs two")
-    return found

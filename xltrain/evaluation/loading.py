@@ -1,0 +1,86 @@
+"""What every use of a trained model begins with: its checkpoint, a device, its tokenizer, and a text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.data.corpus import Counts, find_files
+from xltrain.data.prepare import documents_of
+from xltrain.data.store import Split, split_in_memory
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.distributed import Place, find_place
+from xltrain.errors import UsageError
+from xltrain.model.transformer import LanguageModel
+from xltrain.training.checkpoint import Checkpoint, find_checkpoint
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint ready for use; the model is in evaluation mode.
+
+    config: the checkpoint's own, with what was changed for this use.
+    """
+
+    checkpoint: Checkpoint
+    config: Config
+    tokenizer: Tokenizer
+    model: LanguageModel
+    place: Place
+
+
+def load(source: Path, *, same_length: bool | None = None, clamp_len: int | None = None) -> Loaded:
+    """A run's newest checkpoint, or the one named; None leaves a setting as it was trained.
+
+    Raises:
+        UsageError: for a checkpoint that cannot be used so.
+    """
+    checkpoint = find_checkpoint(source)
+    config = adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
+    place = usable_place(config.training.device)
+    model = checkpoint.model(place.device, config)
+    return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)
+
+
+def usable_place(wanted: str) -> Place:
+    """The device that the run was trained on, or another one where that is not there."""
+    try:
+        return find_place(wanted)
+    except UsageError as error:
+        place = find_place("auto")
+        console.warn(f"{error}; evaluating on {place.device}")
+        return place
+
+
+def adapted(config: Config, *, same_length: bool | None, clamp_len: int | None) -> Config:
+    """The configuration with what a use of the model may change.
+
+    Raises:
+        UsageError: where the objective does not allow it.
+    """
+    changes = {"same_length": same_length, "clamp_len": clamp_len}
+    given = {key: value for key, value in changes.items() if value is not None}
+    if given.get("same_length") and config.objective.name != "causal":
+        raise UsageError(f"--same-length needs a causal model; this run's objective is {config.objective.name}")
+    return config.model_copy(update={"model": config.model.model_copy(update=given)})
+
+
+def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: str) -> Split:
+    """The files of ``data``, or if there are none the run's own ``split``, split and tokenised as the run's text is.
+
+    Raises:
+        UsageError: if there is no such text, or nothing in it to predict.
+    """
+    if split not in ("validation", "test"):
+        raise UsageError(f"--split: {split!r} is not allowed; choose validation or test")
+    patterns, key = (data, "--data") if data else (getattr(config.corpus, split), f"corpus.{split}")
+    if not patterns:
+        raise UsageError(f"this run's configuration names no {key}; give the text with --data FILE")
+    files, counts = find_files(patterns, key=key), Counts()
+    name = ", ".join(map(str, files)) if data else split
+    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer)
+    if found.num_documents == 0:
+        raise UsageError(f"{key}: {', '.join(map(str, files))} contains no text")
+    if found.num_tokens < 2:
+        raise UsageError(f"{key}: {name} has only one token; perplexity needs two")
+    return found
