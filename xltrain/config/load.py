@@ -10,8 +10,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from xltrain.config import init_from
 from xltrain.config.base import Problem, Section
-from xltrain.config.schema import Config
+from xltrain.config.schema import Config, RunConfig
 from xltrain.errors import UsageError
 
 
@@ -77,8 +78,13 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, resolved: bool = False) -> Config:
     """Read a configuration file and apply ``a.b=c`` overrides, later ones last.
+
+    Args:
+        path: a YAML file.
+        overrides: as given to ``--set``.
+        resolved: the file is a checkpoint's own, complete in itself: where its weights started from does not matter.
 
     Raises:
         UsageError: with every mistake of the file and of the overrides, one line each.
@@ -101,11 +107,34 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if not isinstance(data, dict):
         raise UsageError(f"{path}: the file must hold sections such as 'corpus:', not {type(data).__name__}")
     problems = _apply_overrides(data, overrides)
+    source, found = (None, []) if resolved else _init_from(data)
+    problems += found
     config, found = validate(data)
     problems += found
+    if config is not None and source is not None:
+        problems += init_from.contradictions(config, *source)
     if problems or config is None:
         raise UsageError(_report(path, problems))
     return config
+
+
+def _init_from(data: dict[str, Any]) -> tuple[tuple[Config, Path] | None, list[Problem]]:
+    """Take over what ``run.init_from`` says; the configuration found there and its folder, if it is given."""
+    run = data.get("run")
+    run = run if isinstance(run, dict) else {}
+    given = run.get("init_from")
+    if not isinstance(given, str):
+        return None, []  # none, or something that validation refuses
+    path = Path(given).expanduser()
+    folder = init_from.checkpoint_folder(path)
+    if folder is None or not (folder / "config.yaml").is_file():
+        return None, [(init_from.KEY, f"{given} is no run and no checkpoint (working directory {Path.cwd()})")]
+    problems: list[Problem] = []
+    output = Path(str(run.get("output_dir") or RunConfig(name=str(run.get("name") or "run")).folder)).expanduser()
+    if output.resolve() == path.resolve() or output.resolve() / "checkpoints" in path.resolve().parents:
+        problems.append((init_from.KEY, f"{given} lies in this run's own folder; choose another run.output_dir"))
+    origin = load_config(folder / "config.yaml", resolved=True)
+    return (origin, folder), problems + init_from.take_over(data, origin, folder)
 
 
 def validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:

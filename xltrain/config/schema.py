@@ -30,6 +30,9 @@ class RunConfig(Section):
     """Folder of the run's files; `runs/NAME` when not given."""
     seed: Length = Field(1234, le=2**32 - 1)
     """Seed of everything that is drawn at random: initialisation, dropout, targets, orders, document shuffling."""
+    init_from: str | None = None
+    """A run, a checkpoint or the result of `import-checkpoint` whose weights to start from, at step 0. The model
+    section, the tokenizer and the objective's name come from there; keys that are given must agree with it."""
 
     @property
     def folder(self) -> str:

@@ -1,23 +1,19 @@
 """``export-checkpoint``: a checkpoint in, a folder that other programs load out."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError, XltrainError
 from xltrain.interop import huggingface, tokenizer
+from xltrain.interop.folder import check_output, replacing
 from xltrain.interop.verify import LONGEST, largest_difference, load_folder
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import count_parameters
@@ -45,7 +41,7 @@ def export(source: Path, output: Path, *, format_name: str, verify: bool | None,
     """
     if format_name not in FORMATS:
         raise UsageError(f"--format: {format_name!r} is not allowed; choose {', '.join(FORMATS)}")
-    _check_output(output, overwrite=overwrite)
+    check_output(output, overwrite=overwrite, what="an export", files=FILES, recognised=_is_export(output))
     verify = _may_verify(verify)
     checkpoint = find_checkpoint(source)
     config, vocabulary = checkpoint.config(), checkpoint.tokenizer()
@@ -62,7 +58,7 @@ def export(source: Path, output: Path, *, format_name: str, verify: bool | None,
         )
     model = _read_model(checkpoint, config)
     difference = None
-    with _replacing(output) as folder:
+    with replacing(output, what="the export") as folder:
         _write(folder, checkpoint, config, model)
         if verify:
             difference = _compare(folder, config, model)
@@ -74,26 +70,6 @@ def export(source: Path, output: Path, *, format_name: str, verify: bool | None,
         "vocab_size": vocabulary.vocab_size,
         "max_logit_difference": difference,
     }
-
-
-def _check_output(output: Path, *, overwrite: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; OUTPUT_DIR is a folder to be written, choose another name")
-    if not output.is_dir() or not any(output.iterdir()):
-        return
-    if not overwrite:
-        raise UsageError(
-            f"{output} already exists and is not empty; --overwrite replaces an earlier export, "
-            "or choose another OUTPUT_DIR"
-        )
-    others = sorted(path.name for path in output.iterdir() if path.name not in FILES or path.is_dir())
-    if others or not _is_export(output):
-        listed = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        why = f"it holds {listed}" if others else "no config.json in it says so"
-        raise UsageError(
-            f"{output} is not an export of xltrain ({why}), so --overwrite will not delete it; "
-            "choose another OUTPUT_DIR, or remove the folder yourself"
-        )
 
 
 def _is_export(folder: Path) -> bool:
@@ -155,34 +131,3 @@ def _compare(folder: Path, config: Config, model: LanguageModel) -> float:
             f"{TOLERANCE:g} is allowed; nothing was exported, please report this with the run's config.yaml"
         )
     return found
-
-
-@contextmanager
-def _replacing(output: Path) -> Iterator[Path]:
-    """A new folder that becomes ``output`` if all goes well, and is gone otherwise.
-
-    Raises:
-        XltrainError: if the disk refuses.
-    """
-    target = output.resolve()
-    # A parent that does not exist yet is made at the very end, so that a failure leaves no trace of it either.
-    beside = next(folder for folder in target.parents if folder.exists())
-    building = beside / f".{target.name}.exporting-{os.getpid()}"
-    aside = beside / f".{target.name}.replaced-{os.getpid()}"
-    try:
-        building.mkdir()
-        yield building
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            target.rename(aside)
-        try:
-            building.rename(target)
-        except OSError:
-            if aside.exists():
-                aside.rename(target)
-            raise
-    except (OSError, SafetensorError) as error:
-        raise XltrainError(f"{output}: the export could not be written: {error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    shutil.rmtree(aside, ignore_errors=True)

@@ -71,10 +71,12 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.folder.name.removeprefix("step-"))
+        """Steps finished; 0 for weights that were imported."""
+        number = self.folder.name.removeprefix("step-")
+        return int(number) if number.isdigit() else 0
 
     def config(self) -> Config:
-        return load_config(self.folder / "config.yaml")
+        return load_config(self.folder / "config.yaml", resolved=True)
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.folder)
@@ -156,7 +158,7 @@ def save_checkpoint(
             (building / name).write_bytes(data)
         for path in building.iterdir():
             path.chmod(0o666 & ~_umask())  # safetensors leaves its files to their owner alone
-        _mark_complete(building)
+        mark_complete(building)
         if folder.exists():
             shutil.rmtree(folder)
         building.rename(folder)
@@ -175,7 +177,8 @@ def _umask() -> int:
     return found
 
 
-def _mark_complete(folder: Path) -> None:
+def mark_complete(folder: Path) -> None:
+    """Write the mark over every other file of a checkpoint's folder, once they are on the disk."""
     files = {path.name: {"bytes": path.stat().st_size, "digest": digest(path)} for path in sorted(folder.iterdir())}
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)

@@ -26,7 +26,14 @@ from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
 from xltrain.training.build import autocast, build_model, build_objective, count_parameters
-from xltrain.training.checkpoint import Checkpoint, Progress, list_checkpoints, load_weights, save_checkpoint
+from xltrain.training.checkpoint import (
+    Checkpoint,
+    Progress,
+    find_checkpoint,
+    list_checkpoints,
+    load_weights,
+    save_checkpoint,
+)
 from xltrain.training.optimizer import Optimizer, build_optimizer, set_lr
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
@@ -49,8 +56,13 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
     if config.model.attention_backend == "flex" and place.device.type == "cpu":
         raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
     checkpoint = open_run(config, resume=resume, overwrite=overwrite)
+    origin = None
+    if checkpoint is None and config.run.init_from is not None:
+        origin = find_checkpoint(Path(config.run.init_from).expanduser())
     store = prepare(config).store
     run = Run.build(config, place, store, checkpoint)
+    if origin is not None:
+        load_weights(run.model, origin.weights(place.device), source=origin.folder)
     if run.progress.step >= config.training.max_steps:
         console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
         return Path(config.run.folder)
@@ -65,6 +77,8 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
         console.say(line)
     if checkpoint is not None:
         console.say(f"resuming at step {run.progress.step:,} from {checkpoint.folder}")
+    if origin is not None:
+        console.say(f"starting from the weights of {origin.folder}; its model section and tokenizer are used")
     reporter = Reporter(folder, config, first_step=run.progress.step)
     try:
         with _signals() as stop:

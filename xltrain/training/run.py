@@ -12,10 +12,12 @@ from xltrain.training.checkpoint import Checkpoint, list_checkpoints, newest_che
 MAY_CHANGE = {
     "run.name",
     "run.output_dir",
+    "run.init_from",  # only the first step depends on it
     "corpus.cache_dir",
     "corpus.validation",
     "corpus.test",
     "corpus.train",  # by another path; the bytes are checked through the store's fingerprint
+    "tokenizer.path",  # likewise
     "optimizer",
     "schedule",
     "training.max_steps",

@@ -1,0 +1,104 @@
+"""``run.init_from``: what a configuration takes over from the checkpoint whose weights it starts from.
+
+A model's weights fix its shapes and its vocabulary, so the ``model`` section, the tokenizer and the kind of objective
+come from the checkpoint's own configuration. Keys may be given again; where they would make another model, they are
+refused, all at once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from xltrain.config.base import Problem
+from xltrain.config.schema import Config
+
+TOKENIZER_FILES = {
+    "sentencepiece": "spiece.model",
+    "char": "characters.json",
+    "byte": "bytes.json",
+    "word": "words.json",
+}
+"""Kind of tokenizer -> its file in a checkpoint; a test holds this to the tokenizers themselves."""
+
+MAY_DIFFER = {"dropout", "attention_dropout", "attention_backend", "clamp_len", "same_length"}
+"""Keys of the model section that change no weight and no shape."""
+
+KEY = "run.init_from"
+
+
+def checkpoint_folder(path: Path) -> Path | None:
+    """The checkpoint that a path names: itself, or the newest one of a run's folder."""
+    if (path / "complete.json").is_file():
+        return path
+    try:
+        return path / (path / "latest").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def take_over(data: dict[str, Any], origin: Config, folder: Path) -> list[Problem]:
+    """Fill ``data``, a configuration as written, from the checkpoint at ``folder``; returns what contradicts it."""
+    problems: list[Problem] = []
+    tokenizer = dict(data.get("tokenizer") or {})
+    file_name = TOKENIZER_FILES[origin.tokenizer.kind]
+    for key in ("kind", "vocab_size"):
+        wanted, given = getattr(origin.tokenizer, key), tokenizer.get(key)
+        if given is not None and wanted is not None and given != wanted:
+            problems.append((f"tokenizer.{key}", _differs(given, wanted, folder)))
+        tokenizer[key] = wanted
+    if origin.tokenizer.kind != "byte":
+        path = tokenizer.get("path")
+        if path is not None and not _same_bytes(Path(str(path)).expanduser(), folder / file_name):
+            problems.append(
+                ("tokenizer.path", f"{path} is not the tokenizer of {folder}, which {KEY} names; leave it out")
+            )
+        tokenizer["path"] = str(folder / file_name)
+    data["tokenizer"] = tokenizer
+    data["model"] = _laid_over(origin.model.model_dump(mode="json"), data.get("model") or {})
+    objective = dict(data.get("objective") or {})
+    name = objective.setdefault("name", origin.objective.name)
+    if (name == "permutation") != (origin.objective.name == "permutation"):
+        problems.append(
+            (
+                "objective.name",
+                f"{_differs(name, origin.objective.name, folder)}; only a permutation model "
+                "has the weights of a query stream",
+            )
+        )
+    data["objective"] = objective
+    return problems
+
+
+def contradictions(config: Config, origin: Config, folder: Path) -> list[Problem]:
+    """Keys of the model section that would make another model than the weights are of."""
+    now, before = _shapes(config), _shapes(origin)
+    if origin.model.positions == "learned":
+        now["segments.seq_len"], before["segments.seq_len"] = config.segments.seq_len, origin.segments.seq_len
+    return [(key, _differs(now[key], before[key], folder)) for key in before if now[key] != before[key]]
+
+
+def _shapes(config: Config) -> dict[str, object]:
+    model = config.model
+    found = {f"model.{key}": value for key, value in model.model_dump(mode="json").items() if key not in MAY_DIFFER}
+    return found | {"model.head_dim": model.head_width, "model.d_inner": model.inner_width}
+
+
+def _differs(given: object, wanted: object, folder: Path) -> str:
+    return f"{given!r} does not fit the weights of {folder}, which {KEY} names: there it is {wanted!r}"
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False
+
+
+def _laid_over(below: dict[str, Any], above: Any) -> Any:
+    """Keys of ``above`` where given, of ``below`` elsewhere; what is no section is left for validation to refuse."""
+    if not isinstance(above, dict):
+        return above
+    found = dict(below)
+    for key, value in above.items():
+        inner = below.get(key)
+        found[key] = _laid_over(inner, value) if isinstance(inner, dict) and value is not None else value
+    return found
