@@ -23,6 +23,7 @@ from xltrain.evaluation.inspect import random_plan
 from xltrain.training.build import build_model
 from xltrain.training.optimizer import build_optimizer
 from xltrain.training.step import train_step
+from xltrain.training.update import Updater
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MODELS = {"xlnet-base": 32, "txl-wt103-base": 60}  # rows in one step
@@ -74,12 +75,12 @@ def measure(name: str, *, device: torch.device, rows: int, by: int, peak: float)
     config = shrunk(config, by) if by > 1 else config
     vocab_size = vocabulary_before_preparation(config.tokenizer) or 0
     model = build_model(config, vocab_size=vocab_size, device=device).train()
-    optimizer = build_optimizer(model, config.optimizer)
+    updater = Updater(build_optimizer(model, config.optimizer), config.optimizer, precision="bf16", device=device)
     plan = random_plan(config, vocab_size, rows=rows, seq_len=config.segments.seq_len, device=device)
     memory = [model.empty_memory(rows=rows, mem_len=config.segments.mem_len)]
 
     def step() -> None:
-        _, memory[:] = train_step(model, optimizer, [plan], memory, clip_norm=1.0, precision="bf16", seeds=[1])
+        _, memory[:] = train_step(model, updater, [plan], memory, seeds=[1])
 
     with FlopCounterMode(display=False) as counter:
         step()

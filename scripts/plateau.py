@@ -68,7 +68,7 @@ def steps_needed(arguments: tuple[str, int, int, str]) -> tuple[str, int, int | 
     protocol = Protocol("stream", config.segments.seq_len, config.segments.mem_len, batch_size=8)
     gap = 0.0
     for step in range(1, limit + 1):
-        set_lr(run.optimizer, run.lr(step))
+        set_lr(run.updater.optimizer, run.lr(step))
         run.step()
         if step % EVERY == 0:
             result = evaluate(

@@ -12,7 +12,7 @@ import yaml
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
-from xltrain.errors import Stopped, UsageError, XltrainError
+from xltrain.errors import Stopped, UsageError
 from xltrain.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint
 from xltrain.training.loop import Run, pretrain
 
@@ -193,12 +193,3 @@ def test_another_validation_text_may_be_used_on_resume(text: Path, tmp_path: Pat
     (text / "valid2.txt").write_text("lo ra mi tu ken.\n\n" * 9)
     pretrain(config_of(text, tmp_path, steps=5, corpus__validation=[str(text / "valid2.txt")]), resume=True)
     assert newest_checkpoint(tmp_path).step == 5  # type: ignore[union-attr]
-
-
-def test_a_loss_that_is_no_number_ends_the_run_and_says_how_to_go_on(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(XltrainError, match=r"the loss or gradient at step \d+ is .*start anew with --overwrite"):
-        pretrain(config_of(text, tmp_path, steps=40, optimizer__lr=1e12, checkpoint__every=0))
-    pretrain(config_of(text, tmp_path, steps=2), overwrite=True)
-    with pytest.raises(XltrainError, match="continue from the last checkpoint"):
-        pretrain(config_of(text, tmp_path, steps=40, optimizer__lr=1e12, checkpoint__every=0), resume=True)
-    assert newest_checkpoint(tmp_path).step == 2  # type: ignore[union-attr]

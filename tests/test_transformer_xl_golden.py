@@ -12,13 +12,16 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from xltrain.config.training import OptimizerConfig
 from xltrain.data.streams import Segment
 from xltrain.interop.transformer_xl import from_original, untied_softmax_weights
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.draws import Draw
 from xltrain.training.checkpoint import load_weights
+from xltrain.training.optimizer import build_optimizer
 from xltrain.training.step import train_step
+from xltrain.training.update import Updater
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -90,15 +93,16 @@ def test_training_curve() -> None:
     """200 steps of Adam on real text: every loss and gradient norm."""
     config, tensors = read(GOLDEN / "txl_training_curve.safetensors")
     model = build(config, tensors)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-8)
+    settings = OptimizerConfig(
+        name="adam", lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=config["clip_norm"]
+    )
+    updater = Updater(build_optimizer(model, settings), settings, precision="fp32", device=torch.device("cpu"))
     tokens, length = tensors["input.tokens"], config["seq_len"]
     memory = model.empty_memory(rows=config["streams"], mem_len=config["mem_len"])
     losses, norms = [], []
     for number in range(config["steps"]):
         plan = Causal().plan(segment_of(tokens, number, length), Draw(0, 0, torch.arange(config["streams"])))
-        stats, (memory,) = train_step(
-            model, optimizer, [plan], [memory], clip_norm=config["clip_norm"], precision="fp32", seeds=[number]
-        )
+        stats, (memory,) = train_step(model, updater, [plan], [memory], seeds=[number])
         losses.append(stats.loss)
         norms.append(stats.grad_norm)
     torch.testing.assert_close(torch.stack(losses).double(), tensors["expected.loss"], rtol=1e-6, atol=0)

@@ -11,9 +11,9 @@ from xltrain.config.base import Count, Float, Length, Problem, Section
 class OptimizerConfig(Section):
     """How weights move."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """`adamw`: Adam with decoupled weight decay (fused where torch offers it); `muon`: Muon for the matrices of linear
-    layers, scaled to AdamW's rates, and AdamW for the rest."""
+    name: Literal["adamw", "adam", "adafactor", "muon"] = "adamw"
+    """`adamw`: Adam with decoupled weight decay; `adam`: weight decay as part of the gradient; `adafactor`: factored
+    second moments, little memory; `muon`: Muon for matrices of linear layers at AdamW's rates, and AdamW for others."""
     lr: Float = Field(1e-3, gt=0.0)
     """Peak learning rate."""
     betas: tuple[Float, Float] = (0.9, 0.999)
@@ -24,9 +24,22 @@ class OptimizerConfig(Section):
     """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
     clip_norm: Float = Field(1.0, ge=0.0)
     """Largest norm of the whole gradient; 0: no clipping."""
+    layer_decay: Float = Field(1.0, gt=0.0, le=1.0)
+    """Every layer learns at this share of the rate of the layer above it, embeddings slowest; 1: all alike."""
+    spike_ratio: Float = Field(30.0, ge=0.0)
+    """Leave out a step whose gradient's norm exceeds this multiple of the median of the last 101; 0: only those that
+    are not finite."""
 
     def problems(self) -> list[Problem]:
-        return [("betas", f"{beta} must be at least 0 and below 1") for beta in self.betas if not 0.0 <= beta < 1.0]
+        found = [("betas", f"{beta} must be at least 0 and below 1") for beta in self.betas if not 0.0 <= beta < 1.0]
+        if 0.0 < self.spike_ratio <= 1.0:
+            found.append(("spike_ratio", f"{self.spike_ratio} would leave out ordinary steps; give 10 or more, or 0"))
+        if self.name == "adafactor":
+            defaults = type(self).model_fields
+            for key in ("betas", "eps"):
+                if getattr(self, key) != defaults[key].default:
+                    found.append((key, "adafactor has none; leave it out, or choose adamw"))
+        return found
 
 
 class ScheduleConfig(Section):
@@ -49,8 +62,11 @@ class TrainingConfig(Section):
     """Rows per process in one optimizer step."""
     accumulate: Count = 1
     """Micro-batches that the rows are split into, to save memory; the result does not change."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16`: matrix products in bfloat16; weights, softmax, loss and optimizer stay in fp32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """`bf16`, `fp16`: matrix products in 16 bits (fp16 with a scaled loss); weights, softmax, loss and optimizer stay
+    in fp32."""
+    tf32: bool = False
+    """On CUDA, let products of fp32 matrices round their factors to 10 bits: several times faster, less exact."""
     device: str = "auto"
     """`auto`: CUDA when there, CPU otherwise."""
 

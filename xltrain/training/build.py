@@ -99,9 +99,9 @@ def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, devic
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context in which a forward of this ``training.precision`` runs."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
 
 
 def count_parameters(model: torch.nn.Module) -> int:

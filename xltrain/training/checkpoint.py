@@ -45,6 +45,8 @@ class Progress:
     tokens_seen: tokens of all segments read.
     seconds: of training, over all interruptions.
     loss_sum, loss_count: of the steps since the last logged one.
+    skipped: steps left out until then.
+    updater: state of what judges steps and scales losses (see :mod:`xltrain.training.update`).
     stuck: validations in a row that found the loss at the unigram entropy.
     fingerprint: of the training text and the tokenizer.
     """
@@ -55,6 +57,8 @@ class Progress:
     seconds: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
+    skipped: int = 0
+    updater: dict[str, Any] = field(default_factory=dict)
     stuck: int = 0
     fingerprint: str = ""
 

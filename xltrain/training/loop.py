@@ -1,6 +1,5 @@
 """Pretraining from a configuration to finished checkpoints."""
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -34,11 +33,13 @@ from xltrain.training.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from xltrain.training.optimizer import Optimizer, build_optimizer, set_lr
+from xltrain.training.guard import PATIENCE, Skips
+from xltrain.training.optimizer import build_optimizer, load_state, set_lr
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
 from xltrain.training.schedule import lr_at
 from xltrain.training.step import StepStats, train_step
+from xltrain.training.update import Updater
 
 PLATEAU_NATS = 0.1
 """A validation loss this close to the unigram entropy means that the model ignores its context."""
@@ -55,6 +56,7 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
     place = find_place(config.training.device)
     if config.model.attention_backend == "flex" and place.device.type == "cpu":
         raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
+    torch.backends.cuda.matmul.allow_tf32 = config.training.tf32
     checkpoint = open_run(config, resume=resume, overwrite=overwrite)
     origin = None
     if checkpoint is None and config.run.init_from is not None:
@@ -79,7 +81,7 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
         console.say(f"resuming at step {run.progress.step:,} from {checkpoint.folder}")
     if origin is not None:
         console.say(f"starting from the weights of {origin.folder}; its model section and tokenizer are used")
-    reporter = Reporter(folder, config, first_step=run.progress.step)
+    reporter = Reporter(folder, config, first_step=run.progress.step, skipped=run.progress.skipped)
     try:
         with _signals() as stop:
             _train(run, reporter, folder, stop)
@@ -98,7 +100,7 @@ class Run:
     store: Store
     model: LanguageModel
     objective: Objective
-    optimizer: Optimizer
+    updater: Updater
     stream: TrainingStream
     memory: Memory
     progress: Progress
@@ -112,7 +114,12 @@ class Run:
         tokenizer = store.tokenizer()
         model = build_model(config, vocab_size=tokenizer.vocab_size, device=device)
         objective = build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device)
-        optimizer = build_optimizer(model, config.optimizer)
+        updater = Updater(
+            build_optimizer(model, config.optimizer),
+            config.optimizer,
+            precision=config.training.precision,
+            device=device,
+        )
         stream = TrainingStream(
             store.split("train"),
             total_rows=rows,
@@ -133,7 +140,8 @@ class Run:
                     "run.output_dir"
                 )
             load_weights(model, checkpoint.weights(device), source=checkpoint.folder)
-            optimizer.load_state_dict(checkpoint.optimizer_state(device))
+            load_state(updater.optimizer, checkpoint.optimizer_state(device))
+            updater.load_state_dict(progress.updater)
         validation = None
         if store.has("validation"):
             validation = store.split("validation")
@@ -141,7 +149,7 @@ class Run:
                 validation = validation.first(config.evaluation.max_tokens)
         loss_sum = torch.tensor(progress.loss_sum, device=device)
         return cls(
-            config, place, tokenizer, store, model, objective, optimizer, stream, memory, progress, validation, loss_sum
+            config, place, tokenizer, store, model, objective, updater, stream, memory, progress, validation, loss_sum
         )
 
     def step(self) -> StepStats:
@@ -153,15 +161,13 @@ class Run:
         rows = torch.arange(config.training.batch_size, device=self.place.device)
         stats, memories = train_step(
             self.model,
-            self.optimizer,
+            self.updater,
             [self._plan(segment, rows, number, start, stop) for start, stop in pieces],
             [self.memory.rows(start, stop) for start, stop in pieces],
-            clip_norm=config.optimizer.clip_norm,
-            precision=config.training.precision,
             seeds=[_dropout_seed(config.run.seed, number, piece) for piece in range(len(pieces))],
         )
         self.memory = Memory.joined(memories)
-        self.loss_sum += stats.loss
+        self.loss_sum += stats.loss.masked_fill(stats.skipped, 0.0)
         self.progress = replace(
             self.progress,
             step=number,
@@ -186,12 +192,21 @@ class Run:
             min_lr_ratio=schedule.min_lr_ratio,
         )
 
+    def line(self) -> tuple[float | None, Skips]:
+        """Mean loss of the steps since the last line that were not left out; all steps that were. Begins a new line."""
+        skips = self.updater.guard.skips()
+        taken = self.progress.loss_count - (skips.total - self.progress.skipped)
+        loss = self.loss_sum.item() / taken if taken else None
+        self.loss_sum.zero_()
+        self.progress = replace(self.progress, loss_count=0, skipped=skips.total)
+        return loss, skips
+
     def save(self, folder: Path) -> Checkpoint:
-        self.progress = replace(self.progress, loss_sum=self.loss_sum.item())
+        self.progress = replace(self.progress, loss_sum=self.loss_sum.item(), updater=self.updater.state_dict())
         return save_checkpoint(
             folder,
             model=self.model,
-            optimizer=self.optimizer,
+            optimizer=self.updater.optimizer,
             memory=self.memory,
             progress=self.progress,
             config=self.config,
@@ -212,38 +227,36 @@ class _Stop:
 
 def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
     config, last = run.config, run.config.training.max_steps
-    tokens_at_line, saved = run.progress.tokens_seen, -1
+    tokens_at_line, saved, owed = run.progress.tokens_seen, -1, False
     run.model.train()
     while run.progress.step < last and not stop():
         begin = time.perf_counter()
         lr = run.lr(run.progress.step + 1)
-        set_lr(run.optimizer, lr)
+        set_lr(run.updater.optimizer, lr)
         stats = run.step()
         step = run.progress.step
         run.progress = replace(run.progress, seconds=run.progress.seconds + time.perf_counter() - begin)
         reporter.tick()
         if step % config.logging.every == 0 or step == last:
-            loss = run.loss_sum.item() / run.progress.loss_count
-            if not math.isfinite(loss):
-                raise XltrainError(_not_a_number(loss, step, folder))
+            loss, skips = run.line()
+            _require_progress(skips, step, folder)
             reporter.logged(
                 step=step,
                 loss=loss,
                 lr=lr,
                 grad_norm=stats.grad_norm.item(),
+                skips=skips,
                 tokens_seen=run.progress.tokens_seen,
                 new_tokens=run.progress.tokens_seen - tokens_at_line,
             )
             tokens_at_line = run.progress.tokens_seen
-            run.loss_sum.zero_()
-            run.progress = replace(run.progress, loss_count=0)
         aside = time.perf_counter()
         if _due(step, config.evaluation.every, last) and run.validation is not None and not stop():
             _validate(run, run.validation, reporter, stop)
-        if _due(step, config.checkpoint.every, last):
-            _require_finite(stats, step, folder)
+        owed = owed or _due(step, config.checkpoint.every, last)
+        if owed and (step == last or not stats.skipped):  # what is left after a bad step may not be worth keeping
             run.save(folder)
-            saved = step
+            saved, owed = step, False
         reporter.pause(time.perf_counter() - aside)
     if stop():
         if saved != run.progress.step:
@@ -305,19 +318,14 @@ def _dropout_seed(seed: int, step: int, piece: int) -> int:
     return (seed * 1_000_003 + step) * 1_009 + piece
 
 
-def _require_finite(stats: StepStats, step: int, folder: Path) -> None:
-    loss, norm = stats.loss.item(), stats.grad_norm.item()
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise XltrainError(_not_a_number(loss if not math.isfinite(loss) else norm, step, folder))
-
-
-def _not_a_number(value: float, step: int, folder: Path) -> str:
-    way_on = f"continue from the last checkpoint in {folder} with --resume"
-    if not list_checkpoints(folder):
-        way_on = "start anew with --overwrite"
-    return (
-        f"the loss or gradient at step {step:,} is {value}; nothing is saved from here. Lower optimizer.lr or "
-        f"optimizer.clip_norm, then {way_on}"
+def _require_progress(skips: Skips, step: int, folder: Path) -> None:
+    if skips.in_a_row < PATIENCE:
+        return
+    saved = list_checkpoints(folder)
+    way_on = f"go on from {saved[0]} with --resume" if saved else "start anew with --overwrite"
+    raise XltrainError(
+        f"stopped at step {step:,}: the last {skips.in_a_row:,} steps were left out ({skips}), so "
+        f"training has diverged. Lower optimizer.lr or raise schedule.warmup_steps, then {way_on}"
     )
 
 

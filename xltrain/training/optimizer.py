@@ -1,10 +1,11 @@
-"""Optimizers of torch, with the groups that weight decay needs."""
+"""Optimizers of torch, with groups for weight decay and for the depth of a layer."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError
@@ -64,6 +65,20 @@ def matrices(model: nn.Module) -> Iterator[str]:
             yield f"{name}.weight"
 
 
+def rate_of(name: str, *, num_layers: int, layer_decay: float) -> float:
+    """The share of the learning rate that a parameter moves with.
+
+    ``layer_decay ** k`` for the layer k below the top one, and for embeddings as if they lay below the lowest layer;
+    1 for the softmax, a final norm and the biases that layers share. XLNet's code multiplies gradients by it instead,
+    which Adam, blind to the scale of a gradient, undoes; a rate cannot be undone.
+    """
+    found = re.match(r"layers\.(\d+)\.", name)
+    if found:
+        return layer_decay ** (num_layers - 1 - int(found[1]))
+    below = name.startswith(("embedding.", "position_embedding", "mask_embedding"))
+    return layer_decay**num_layers if below else 1.0
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimizer of the configuration, fused where torch offers that for the device of the weights.
 
@@ -71,30 +86,66 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         UsageError: for muon where this torch has none.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if config.name == "adamw":
-        return _adamw(named, config)
+    depth = 1 + max((int(name.split(".")[1]) for name in named if name.startswith("layers.")), default=0)
+    if config.name != "muon":
+        return _elementwise(_groups(named, config, depth), config)
     if not hasattr(torch.optim, "Muon"):
         raise UsageError(f"optimizer.name: torch {torch.__version__} has no muon; choose adamw")
     by_muon = set(matrices(model))
     muon = torch.optim.Muon(
-        [named[name] for name in sorted(by_muon)],
+        _groups({name: named[name] for name in sorted(by_muon)}, config, depth),
         lr=config.lr,
         weight_decay=config.weight_decay,
         adjust_lr_fn="match_rms_adamw",  # so that one learning rate serves both
     )
-    return Both(muon, _adamw({name: named[name] for name in named if name not in by_muon}, config))
+    rest = {name: named[name] for name in named if name not in by_muon}
+    return Both(muon, _elementwise(_groups(rest, config, depth), config))
 
 
-def _adamw(named: dict[str, nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    groups: list[dict[str, Any]] = [
-        {"params": [named[name] for name in named if decayed(name)], "weight_decay": config.weight_decay},
-        {"params": [named[name] for name in named if not decayed(name)], "weight_decay": 0.0},
+def _groups(named: Mapping[str, nn.Parameter], config: OptimizerConfig, num_layers: int) -> list[dict[str, Any]]:
+    """One group per (weight decay, share of the rate), in the order in which their first parameters come."""
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        rate = rate_of(name, num_layers=num_layers, layer_decay=config.layer_decay)
+        found.setdefault((decayed(name), rate), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": config.weight_decay if decay else 0.0, "rate": rate}
+        for (decay, rate), parameters in found.items()
     ]
-    device = next(iter(named.values())).device.type
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=device in ("cpu", "cuda"))
+
+
+def _elementwise(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    if config.name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.lr)
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    device = groups[0]["params"][0].device.type
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=device in ("cpu", "cuda"))
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """The rate of the next step."""
+    """The rate of the next step; every group takes its share."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["rate"]
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Take over moments and counts, but keep the settings of this configuration: they may have changed on resume."""
+    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, given in zip(optimizer.param_groups, options, strict=True):
+        group.update(given)
+
+
+def step_unless(skip: Tensor, optimizer: Optimizer) -> None:
+    """One step, or none where ``skip`` (0-dim) is true: then weights, moments and counts stay as they are.
+
+    torch's fused kernels read the flag on the device, as they do for its ``GradScaler``. The others (Muon, Adafactor)
+    cannot, so for them the host has to wait for it.
+    """
+    parts: tuple[Any, ...] = optimizer.parts if isinstance(optimizer, Both) else (optimizer,)
+    for part in parts:
+        if getattr(part, "_step_supports_amp_scaling", False):
+            part.found_inf, part.grad_scale = skip.float(), None
+            part.step()
+        elif not skip:
+            part.step()

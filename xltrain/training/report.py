@@ -9,6 +9,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.distributed import Place
 from xltrain.model.attention import choose_backend
+from xltrain.training.guard import Skips
 from xltrain.training.metrics import MetricsFile
 
 
@@ -30,7 +31,7 @@ def start_lines(config: Config, *, place: Place, parameters: int, unused: int, t
     """The header of a run."""
     backend = choose_backend(config.model.attention_backend, place.device)
     lines = [
-        f"device              {place.device}, precision {config.training.precision}, attention {backend}",
+        f"device              {place.device}, precision {_precision(config)}, attention {backend}",
         *shape_lines(config, parameters=parameters),
         f"files               {config.run.folder}",
     ]
@@ -41,6 +42,14 @@ def start_lines(config: Config, *, place: Place, parameters: int, unused: int, t
     return lines
 
 
+def _precision(config: Config) -> str:
+    return config.training.precision + (" with tf32 products" if config.training.tf32 else "")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no infinity
+
+
 @dataclass
 class Reporter:
     """Shows progress on a terminal, prints plain lines elsewhere, and always writes ``metrics.jsonl``."""
@@ -48,6 +57,7 @@ class Reporter:
     folder: Path
     config: Config
     first_step: int
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         self._metrics = MetricsFile(self.folder / "metrics.jsonl", from_step=self.first_step)
@@ -55,12 +65,23 @@ class Reporter:
         self._bar = console.bar(total=total, initial=self.first_step, unit="step", description="pretrain")
         self._begin = time.perf_counter()
         self._unlogged_since = self._begin
+        self._skipped = self.skipped
 
     def tick(self) -> None:
         self._bar.update(1)
 
-    def logged(self, *, step: int, loss: float, lr: float, grad_norm: float, tokens_seen: int, new_tokens: int) -> None:
-        """A line of training metrics; ``new_tokens`` were read since the last one."""
+    def logged(
+        self,
+        *,
+        step: int,
+        loss: float | None,
+        lr: float,
+        grad_norm: float,
+        skips: Skips,
+        tokens_seen: int,
+        new_tokens: int,
+    ) -> None:
+        """A line of training metrics; ``new_tokens`` were read since the last one. No loss: no step counted."""
         now = time.perf_counter()
         rate = new_tokens / max(now - self._unlogged_since, 1e-9)
         self._unlogged_since = now
@@ -68,22 +89,28 @@ class Reporter:
             step=step,
             loss=loss,
             lr=lr,
-            grad_norm=grad_norm,
+            grad_norm=_finite(grad_norm),
+            skipped=skips.total,
             tokens_seen=tokens_seen,
             tokens_per_second=round(rate, 1),
         )
-        self._bar.set_postfix_str(f"loss {loss:.3f}, lr {lr:.2e}, {rate:,.0f} tok/s")
+        shown = "-" if loss is None else f"{loss:.4f}"
+        if skips.total > self._skipped:
+            new = skips.total - self._skipped
+            console.warn(f"step {step:,}: {new:,} step(s) since the last line were left out ({skips} in all)")
+            self._skipped = skips.total
+        self._bar.set_postfix_str(f"loss {shown}, lr {lr:.2e}, {rate:,.0f} tok/s")
         if self._bar.disable:
             done = max(1, step - self.first_step)
             left = (now - self._begin) / done * (self.config.training.max_steps - step)
             console.say(
-                f"step {step:,}/{self.config.training.max_steps:,}  loss {loss:.4f}  lr {lr:.3e}  "
+                f"step {step:,}/{self.config.training.max_steps:,}  loss {shown}  lr {lr:.3e}  "
                 f"grad_norm {grad_norm:.3f}  {rate:,.0f} tokens/s  {console.duration(left)} left"
             )
 
     def validated(self, *, step: int, loss: float, unigram_loss: float) -> None:
         ppl = math.exp(loss) if loss < 700 else None  # JSON has no infinity
-        self._metrics.write(step=step, validation_loss=loss, validation_ppl=ppl, unigram_loss=unigram_loss)
+        self._metrics.write(step=step, validation_loss=_finite(loss), validation_ppl=ppl, unigram_loss=unigram_loss)
         shown = "-" if ppl is None else f"{ppl:.2f}"
         console.say(f"step {step:,}  validation loss {loss:.4f}  ppl {shown}  (unigram loss {unigram_loss:.4f})")
 

@@ -18,11 +18,17 @@ MAY_CHANGE = {
     "corpus.test",
     "corpus.train",  # by another path; the bytes are checked through the store's fingerprint
     "tokenizer.path",  # likewise
-    "optimizer",
+    "optimizer.lr",
+    "optimizer.betas",
+    "optimizer.eps",
+    "optimizer.weight_decay",
+    "optimizer.clip_norm",
+    "optimizer.spike_ratio",
     "schedule",
     "training.max_steps",
     "training.accumulate",
     "training.precision",
+    "training.tf32",
     "training.device",
     "model.dropout",
     "model.attention_dropout",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from xltrain.model.memory import Memory
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import autocast
-from xltrain.training.optimizer import Optimizer
+from xltrain.training.update import Updater
 
 
 @dataclass(frozen=True)
@@ -19,47 +19,45 @@ class StepStats:
     loss: mean over the targets of all rows, in nats.
     targets: their number.
     grad_norm: norm of the whole gradient before clipping.
+    skipped: whether the weights stayed as they were (see :mod:`xltrain.training.guard`).
     """
 
     loss: Tensor
     targets: Tensor
     grad_norm: Tensor
+    skipped: Tensor
 
 
 def train_step(
     model: nn.Module,
-    optimizer: Optimizer,
+    updater: Updater,
     plans: Sequence[Plan],
     memories: Sequence[Memory],
     *,
-    clip_norm: float,
-    precision: str,
     seeds: Sequence[int],
 ) -> tuple[StepStats, list[Memory]]:
-    """Forward and backward of every micro-batch, then clip and update.
+    """Forward and backward of every micro-batch, then an update.
 
     Micro-batches are ranges of rows, each with its own memory. Losses are summed and divided by the count of all
-    targets, so the split does not change the result.
+    targets, so the split does not change the result. A row whose loss is not finite forgets what it read: its memory
+    may hold what made it so.
 
     Args:
         plans, memories: one of each per micro-batch.
-        clip_norm: largest norm of the gradient; 0: no clipping.
-        precision: as ``training.precision``.
         seeds: of the dropout masks, one per micro-batch; with these no generator's state needs saving.
     """
     device = plans[0].tokens.device
     targets = torch.stack([plan.num_targets for plan in plans]).sum()
     loss = torch.zeros((), device=device)
     after = []
-    optimizer.zero_grad(set_to_none=True)
+    updater.zero_grad()
     for plan, memory, seed in zip(plans, memories, seeds, strict=True):
         torch.manual_seed(seed)
-        with autocast(precision, device):
+        with autocast(updater.precision, device):
             nll, memory = model(**plan.model_inputs(), memory=memory)
         share = nll.sum() / targets
-        share.backward()
+        updater.backward(share)
         loss += share.detach()
-        after.append(memory)
-    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip_norm or torch.inf)
-    optimizer.step()
-    return StepStats(loss=loss, targets=targets, grad_norm=grad_norm), after
+        after.append(memory.restarted(~nll.detach().isfinite().all(dim=1)))
+    grad_norm, skipped = updater.step(model.parameters(), loss=loss)
+    return StepStats(loss=loss, targets=targets, grad_norm=grad_norm, skipped=skipped), after
