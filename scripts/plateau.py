@@ -76,7 +76,7 @@ def steps_needed(arguments: tuple[str, int, int, str]) -> tuple[str, int, int | 
                 run.objective,
                 run.validation,
                 protocol,
-                new_memory=lambda rows: run.model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+                new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
                 seed=seed,
                 device=place.device,
                 context=lambda: autocast("fp32", place.device),

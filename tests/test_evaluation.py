@@ -46,7 +46,7 @@ class Trained:
             build_objective(self.config, tokenizer=TOKENIZER, seq_len=protocol.seq_len, device=CPU),
             split,
             protocol,
-            new_memory=lambda rows: self.model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+            new_memory=lambda rows: self.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
             seed=self.config.run.seed,
             device=CPU,
             context=nullcontext,

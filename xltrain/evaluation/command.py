@@ -65,7 +65,7 @@ def eval_ppl(
         build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device),
         text,
         protocol,
-        new_memory=lambda rows: model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+        new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=protocol.mem_len),
         seed=config.run.seed,
         device=place.device,
         context=lambda: autocast(config.training.precision, place.device),

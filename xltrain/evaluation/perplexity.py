@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from xltrain.data.passes import each_document, sliding_windows, whole_text
 from xltrain.data.store import Split
 from xltrain.data.streams import Segment
-from xltrain.model.memory import Memory
+from xltrain.model.cache import Cache
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import IGNORE, Objective, Plan
 
@@ -75,7 +75,7 @@ def evaluate(
     split: Split,
     protocol: Protocol,
     *,
-    new_memory: Callable[[int], Memory],
+    new_memory: Callable[[int], Cache],
     seed: int,
     device: torch.device,
     context: Callable[[], Any],
@@ -85,7 +85,7 @@ def evaluate(
     """Score a text with dropout off. Sums are kept in float64.
 
     Args:
-        new_memory: an empty memory for so many rows.
+        new_memory: an empty cache for so many rows.
         seed: of targets and orders where the objective samples them; they depend on it and on the place in the text.
         context: in which forwards run (autocast).
         unigram: (V,) counts of the training text, for ``unigram_nll``.
@@ -100,7 +100,7 @@ def evaluate(
     nll = torch.zeros((), dtype=torch.float64, device=device)
     baseline = torch.zeros((), dtype=torch.float64, device=device)
     targets = torch.zeros((), dtype=torch.int64, device=device)
-    memory: Memory | None = None
+    memory: Cache | None = None
     begin = time.perf_counter()
     try:
         for segment, number, scored in _passes(model, split, protocol):
@@ -108,11 +108,11 @@ def evaluate(
                 raise Interrupted
             segment, scored = segment.to(device), scored.to(device)
             rows = segment.tokens.shape[0]
-            if memory is None or memory.length.shape[0] != rows:  # a smaller last batch: its rows are fresh anyway
-                memory = new_memory(rows)
             plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP, rows=number.to(device)))
             wanted = _scored_targets(plan, scored)  # (B, P)
             with context():
+                if memory is None or memory.length.shape[0] != rows:  # a smaller last batch: its rows are fresh anyway
+                    memory = new_memory(rows)
                 losses, memory = model(**{**plan.model_inputs(), "targets": wanted}, memory=memory)
             nll += losses.double().sum()
             counted = wanted != IGNORE

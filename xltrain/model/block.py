@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from xltrain.model.attention import RelativeAttention, View
+from xltrain.model.cache import Slots
 from xltrain.model.dropout import Dropout
 from xltrain.model.linear import Linear
 from xltrain.model.norm import make_norm
@@ -83,8 +84,8 @@ class Layer(nn.Module):
         self,
         rows: Tensor,
         content: Tensor,
-        memory: Tensor,
-        table: Tensor,
+        memory: Tensor | Slots,
+        table: Tensor | None,
         view: View,
         *,
         u: Tensor | None = None,
@@ -97,17 +98,19 @@ class Layer(nn.Module):
         Args:
             rows: (B, R, D) rows to compute.
             content: (B, T, D) this layer's input of the content stream.
-            memory: (B, M, D) this layer's input at earlier positions.
+            memory: (B, M, D) this layer's input at earlier positions, or what attention makes of it.
             table, view, u, v, s, segment: see :class:`RelativeAttention`.
 
         Returns:
             (B, R, D)
         """
-        memory = memory.to(content.dtype)
+        if not isinstance(memory, Slots):
+            memory = memory.to(content.dtype)
         biases = {"u": u, "v": v, "s": s, "segment": segment}
         if self.pre_norm:
             norm = self.attention_norm
-            mixed = self.attention(norm(rows), norm(content), norm(memory), table, view, **biases)
+            memory = memory if isinstance(memory, Slots) else norm(memory)
+            mixed = self.attention(norm(rows), norm(content), memory, table, view, **biases)
             rows = rows + self.dropout(mixed)
             return rows + self.feed_forward(self.feed_forward_norm(rows))
         mixed = self.attention(rows, content, memory, table, view, **biases)

@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 
 
+def valid_slots(length: Tensor, mem_len: int) -> Tensor:
+    """(B, M) bool, true for the last ``length`` (B,) of each row's slots."""
+    slots = torch.arange(mem_len, device=length.device)  # (M,)
+    return slots >= mem_len - length[:, None]  # (B, M)
+
+
 @dataclass(frozen=True)
 class Memory:
     """What each layer remembers of earlier segments, for B rows.
@@ -39,8 +45,7 @@ class Memory:
 
     def valid(self) -> Tensor:
         """(B, M) bool."""
-        slots = torch.arange(self.mem_len, device=self.length.device)  # (M,)
-        return slots >= self.mem_len - self.length[:, None]  # (B, M)
+        return valid_slots(self.length, self.mem_len)
 
     def restarted(self, fresh: Tensor) -> "Memory":
         """Forget everything in the rows where ``fresh`` (B,) is true, each row on its own."""

@@ -5,13 +5,14 @@ V vocabulary, L layers.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from xltrain.model.attention import View
 from xltrain.model.block import Layer
+from xltrain.model.cache import Cache, Distances, Slots
 from xltrain.model.dropout import Dropout
 from xltrain.model.embedding import AdaptiveEmbedding
 from xltrain.model.memory import Memory
@@ -21,6 +22,7 @@ from xltrain.model.softmax import AdaptiveSoftmax, Softmax
 from xltrain.model.visibility import Visibility
 
 Stream = Literal["content", "query"]
+Remembered = TypeVar("Remembered", Memory, Cache)
 
 
 class LanguageModel(nn.Module):
@@ -72,6 +74,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.num_layers, self.two_sided = d_model, num_layers, two_sided
+        self.num_heads, self.head_dim = num_heads, head_dim
         self.clamp_len, self.same_length, self.positions = clamp_len, same_length, positions
         self.scale = d_model**0.5 if scale_embeddings else 1.0
         self.embedding: nn.Embedding | AdaptiveEmbedding
@@ -138,12 +141,32 @@ class LanguageModel(nn.Module):
             device=weight.device,
         )
 
+    def empty_cache(self, *, rows: int, mem_len: int) -> Cache:
+        """As :meth:`empty_memory`, but of projected keys and values; weights must not change while it is used.
+
+        To be called where forwards run: under autocast it holds what projections give there.
+        """
+        weight = next(self.parameters())
+        kind = weight.device.type
+        return Cache.empty(
+            num_layers=self.num_layers,
+            rows=rows,
+            mem_len=mem_len,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            dtype=torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype,
+            device=weight.device,
+            distances=Distances(
+                lambda seq_len: self._table(seq_len, mem_len).to(weight.dtype), two_sided=self.two_sided
+            ),
+        )
+
     def forward(
         self,
         tokens: Tensor,
         order: Tensor,
         targets: Tensor,
-        memory: Memory,
+        memory: Remembered,
         *,
         stream: Stream = "content",
         predict: Tensor | None = None,
@@ -152,14 +175,14 @@ class LanguageModel(nn.Module):
         segment_ids: Tensor | None = None,
         backward: Tensor | None = None,
         remember: int | None = None,
-    ) -> tuple[Tensor, Memory]:
+    ) -> tuple[Tensor, Remembered]:
         """Loss of every target, and the memory after this segment.
 
         Args:
             tokens: (B, T) input of the content stream.
             order: (B, T) place of every position in the factorization order; see :mod:`xltrain.model.visibility`.
             targets: (B, P) what stands at (or, for a causal model, after) each predicted position; -1: not scored.
-            memory: of the segments before this one.
+            memory: of the segments before this one; a :class:`Cache` where weights are frozen.
             stream: which stream's rows are predicted from.
             predict: (B, P) predicted positions; None: all T.
             fresh: (B,) bool, rows that start anew and must not see their memory.
@@ -169,7 +192,10 @@ class LanguageModel(nn.Module):
             remember: how many leading positions enter memory; None: all T.
 
         Returns:
-            nll (B, P) in nats, and the new memory.
+            nll (B, P) in nats, and the new memory, of the same kind.
+
+        Raises:
+            ValueError: for a cache while gradients are recorded.
         """
         hidden, memory = self.hidden(
             tokens,
@@ -189,7 +215,7 @@ class LanguageModel(nn.Module):
         self,
         tokens: Tensor,
         order: Tensor,
-        memory: Memory,
+        memory: Remembered,
         *,
         stream: Stream = "content",
         predict: Tensor | None = None,
@@ -198,7 +224,7 @@ class LanguageModel(nn.Module):
         segment_ids: Tensor | None = None,
         backward: Tensor | None = None,
         remember: int | None = None,
-    ) -> tuple[Tensor, Memory]:
+    ) -> tuple[Tensor, Remembered]:
         """Last hidden states (B, P, D) of the predicted positions, and the new memory; arguments as in ``forward``."""
         seq_len = tokens.shape[1]
         if stream == "query" and predict is None:
@@ -216,9 +242,33 @@ class LanguageModel(nn.Module):
             query = self.dropout(query if place is None else query + place[slots])
             rows = torch.cat([rows, query], dim=1)  # (B, T+P, D)
         every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids, backward)
-        table = self.dropout(self._table(seq_len, memory.mem_len))  # (J, D)
-        remembered = memory.visible_states()  # (L, B, M, D)
+        written = document if document is not None else torch.zeros_like(tokens)
+        written = written if remember is None else written[:, :remember]
+        if isinstance(memory, Cache):
+            if torch.is_grad_enabled():
+                raise ValueError("cached keys and values have no gradient: call the model under torch.inference_mode()")
+            memory = memory.with_room(seq_len)
+            slots_of = [memory.slots(index, seq_len) for index in range(self.num_layers)]
+            rows, _ = self._through(rows, seq_len, slots_of, None, every, last, selected)
+            after = memory.advanced(written)
+        else:
+            table = self.dropout(self._table(seq_len, memory.mem_len)).to(rows.dtype)  # (J, D)
+            states = memory.visible_states()  # (L, B, M, D)
+            rows, inputs = self._through(rows, seq_len, states, table, every, last, selected)
+            after = memory.advanced([layer[:, : written.shape[1]] for layer in inputs], written)
+        return self.dropout(self.final_norm(rows)), after
 
+    def _through(
+        self,
+        rows: Tensor,
+        seq_len: int,
+        remembered: Sequence[Slots] | Tensor,
+        table: Tensor | None,
+        every: View,
+        last: View,
+        selected: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """All layers: their last rows (B, P, D), and the content (B, T, D) that each was given."""
         inputs = []
         for index, layer in enumerate(self.layers):
             content = rows[:, :seq_len]  # (B, T, D)
@@ -227,11 +277,7 @@ class LanguageModel(nn.Module):
             if index == self.num_layers - 1:  # only what is predicted from is needed of the last layer
                 view, rows = last, _select(rows, selected)  # (B, P, D)
             rows = layer(rows, content, remembered[index], table, view, **self._biases(index))
-        written = document if document is not None else torch.zeros_like(tokens)
-        kept = seq_len if remember is None else remember
-        return self.dropout(self.final_norm(rows)), memory.advanced(
-            [states[:, :kept] for states in inputs], written[:, :kept]
-        )
+        return rows, inputs
 
     def _wide(self) -> tuple[torch.dtype, torch.device]:
         """The dtype for positions and masks, fp32 at least, and the device."""
@@ -270,7 +316,7 @@ class LanguageModel(nn.Module):
     def _views(
         self,
         order: Tensor,
-        memory: Memory,
+        memory: Memory | Cache,
         seq_len: int,
         stream: Stream,
         predict: Tensor | None,

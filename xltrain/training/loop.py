@@ -282,7 +282,7 @@ def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
             run.objective,
             split,
             protocol,
-            new_memory=lambda rows: run.model.empty_memory(rows=rows, mem_len=protocol.mem_len),
+            new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
             seed=config.run.seed,
             device=device,
             context=lambda: autocast(config.training.precision, device),

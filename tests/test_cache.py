@@ -1,0 +1,185 @@
+"""Cached keys and values give what recomputing them from memory gives, and a cache is a value."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from xltrain.model.cache import Cache
+from xltrain.model.init import initialise
+from xltrain.model.memory import Memory
+from xltrain.model.transformer import LanguageModel
+
+B, V = 3, 40
+LENGTHS = (5, 1, 7, 1, 1, 5, 2, 9)
+"""Tokens of the segments: some longer, some shorter than before, some longer than memory."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "pre-norm": {"norm_position": "pre", "final_norm": True, "norm": "rms_norm"},
+    "batch norm": {"norm_position": "pre", "norm": "batch_norm"},
+    "shared biases, clamped": {"tie_position_bias": True, "clamp_len": 4},
+    "same length": {"same_length": True},
+    "biases everywhere, no scale": {"attention_bias": True, "attention_scale": "none", "head_dim": 5},
+    "adaptive": {"cutoffs": (10, 25), "div_val": 2, "tie_projections": (False, True, True)},
+    "learned positions": {"positions": "learned", "max_positions": 9},
+    "sinusoids of places": {"positions": "sinusoid"},
+    "no positions": {"positions": "none"},
+    "neural tangent": {"parametrization": "ntk"},
+}
+
+
+def model_of(*, dtype: torch.dtype = torch.float64, **settings: Any) -> LanguageModel:
+    parametrization = settings.pop("parametrization", "standard")
+    arguments: dict[str, Any] = {
+        "vocab_size": V, "num_layers": 3, "d_model": 8, "num_heads": 2, "head_dim": 4, "d_inner": 12,
+    }  # fmt: skip
+    model = LanguageModel(**arguments | settings)
+    draw = torch.Generator().manual_seed(1)
+    initialise(model, std=0.5, generator=draw, parametrization=parametrization)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # not at their trivial start
+                parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.3)
+        for buffer in model.buffers():  # statistics of batch norm
+            if buffer.is_floating_point():
+                buffer.add_(torch.rand(buffer.shape, generator=draw))
+    return model.to(dtype).eval()
+
+
+def segments(*, two_sided: bool, lengths: tuple[int, ...] = LENGTHS, **more: Any) -> list[dict[str, Any]]:
+    """Inputs of consecutive segments: rows start anew now and then, documents change."""
+    draw = torch.Generator().manual_seed(3)
+    found = []
+    for number, length in enumerate(lengths):
+        order = torch.randint(0, 4, (B, length), generator=draw) if two_sided else torch.arange(length).expand(B, -1)
+        found.append(
+            {
+                "tokens": torch.randint(0, V, (B, length), generator=draw),
+                "targets": torch.randint(-1, V, (B, length), generator=draw),
+                "order": order,
+                "fresh": torch.rand(B, generator=draw) < 0.2 if number else torch.ones(B, dtype=torch.bool),
+            }
+            | {name: value(length, draw) if callable(value) else value for name, value in more.items()}
+        )
+    return found
+
+
+@torch.inference_mode()
+def both(model: LanguageModel, inputs: list[dict[str, Any]], *, mem_len: int) -> list[tuple[torch.Tensor, ...]]:
+    """Losses of every segment with memory and with a cache."""
+    memory: Memory = model.empty_memory(rows=B, mem_len=mem_len)
+    cache: Cache = model.empty_cache(rows=B, mem_len=mem_len)
+    found = []
+    for segment in inputs:
+        one, memory = model(**segment, memory=memory)
+        other, cache = model(**segment, memory=cache)
+        found.append((one, other))
+        assert torch.equal(memory.length, cache.length)
+        for row in range(B):
+            count = int(memory.length[row])
+            assert torch.equal(memory.document[row, mem_len - count :], cache.document[row, mem_len - count :])
+    return found
+
+
+def equal(model: LanguageModel, inputs: list[dict[str, Any]], *, mem_len: int, tolerance: float = 1e-10) -> None:
+    for one, other in both(model, inputs, mem_len=mem_len):
+        torch.testing.assert_close(other, one, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mem_len", [0, 3, 6, 30])
+def test_a_causal_model_with_a_cache_equals_one_with_memory(variant: str, mem_len: int):
+    equal(model_of(**VARIANTS[variant]), segments(two_sided=False), mem_len=mem_len)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "same length"])
+def test_any_order_and_the_query_stream_equal_them_too(variant: str):
+    model = model_of(two_sided=True, query_stream=True, **VARIANTS[variant])
+    for stream in ("content", "query"):
+        equal(model, segments(two_sided=True, stream=stream), mem_len=6)
+
+
+@pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
+def test_every_backend_equals_itself_with_a_cache(backend: str):
+    equal(model_of(backend=backend), segments(two_sided=False), mem_len=6)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "batch norm"])
+def test_single_precision_stays_within_1e_5(variant: str):
+    """Batch norm with these statistics makes losses of hundreds of nats, so only its relative error would be small."""
+    equal(model_of(dtype=torch.float32, **VARIANTS[variant]), segments(two_sided=False), mem_len=6, tolerance=1e-5)
+
+
+def test_half_precision_caches_what_the_projections_give():
+    model = model_of(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.empty_cache(rows=1, mem_len=2).buffer.keys_values.dtype == torch.bfloat16
+        equal(model, segments(two_sided=False), mem_len=6, tolerance=1e-6)
+
+
+def test_documents_apart_parts_reversed_rows_and_a_reused_part_equal_them():
+    def documents(length: int, draw: torch.Generator) -> torch.Tensor:
+        return torch.randint(0, 2, (B, length), generator=draw).sort(1).values
+
+    def parts(length: int, draw: torch.Generator) -> torch.Tensor:
+        return torch.randint(0, 2, (B, length), generator=draw)
+
+    model = model_of(two_sided=True, query_stream=True, segment_embeddings=True, clamp_len=5)
+    for more in (
+        {"document": documents},
+        {"segment_ids": parts},
+        {"backward": torch.tensor([0, 1, 0])},
+        {"remember": 1},
+        {"remember": 0},
+        {"predict": lambda length, draw: torch.arange(length).expand(B, -1)},
+    ):
+        for stream in ("content", "query"):
+            equal(model, segments(two_sided=True, stream=stream, **more), mem_len=6)
+
+
+@torch.inference_mode()
+def test_continuing_a_cache_leaves_it_as_it_was():
+    model = model_of()
+    first, one, other = segments(two_sided=False, lengths=(4, 2, 2), fresh=None)
+    empty = model.empty_cache(rows=B, mem_len=6)
+    _, start = model(**first, memory=empty)
+    expected = [model(**segment, memory=start.selected(torch.arange(B))) for segment in (one, other)]
+    branches = [model(**segment, memory=start) for segment in (one, other)]
+    for (loss, _), (branch, _) in zip(expected, branches, strict=True):
+        assert torch.equal(loss, branch)
+    # Each branch goes on from what it read itself, and the empty cache is still empty.
+    for (_, before), (_, after) in zip(expected, branches, strict=True):
+        assert torch.equal(model(**first, memory=before)[0], model(**first, memory=after)[0])
+    assert torch.equal(model(**first, memory=empty)[0], model(**first, memory=model.empty_cache(rows=B, mem_len=6))[0])
+
+
+@torch.inference_mode()
+def test_rows_can_be_chosen_and_repeated():
+    model = model_of()
+    first, second = segments(two_sided=False, lengths=(4, 3), fresh=None)
+    _, cache = model(**first, memory=model.empty_cache(rows=B, mem_len=6))
+    whole, _ = model(**second, memory=cache)
+    index = torch.tensor([2, 0, 0])
+    chosen, _ = model(
+        **{name: value[index] for name, value in second.items() if value is not None}, memory=cache.selected(index)
+    )
+    torch.testing.assert_close(chosen, whole[index], rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_a_token_is_written_in_place_and_moved_seldom():
+    model, mem_len = model_of(), 100
+    cache = model.empty_cache(rows=B, mem_len=mem_len)
+    buffers = []
+    for segment in segments(two_sided=False, lengths=(1,) * 60):
+        _, cache = model(**segment | {"fresh": None}, memory=cache)
+        buffers.append(cache.buffer)
+    assert len({id(buffer) for buffer in buffers}) == 3  # 60 tokens in steps of 100 / 4
+
+
+def test_a_cache_refuses_to_be_part_of_a_gradient():
+    model = model_of()
+    (segment,) = segments(two_sided=False, lengths=(4,))
+    with pytest.raises(ValueError, match="inference_mode"):
+        model(**segment, memory=model.empty_cache(rows=B, mem_len=4))
