@@ -118,6 +118,7 @@ class Config(Section):
                         f"{objective.perm_size} must divide each part of a segment (one has {size})",
                     )
                 )
+        found += self._problems_of_columns()
         if segments.bidirectional and self.training.batch_size % 2:
             rows = self.training.batch_size
             found.append(
@@ -131,6 +132,35 @@ class Config(Section):
                 )
             )
         return found
+
+    def _problems_of_columns(self) -> list[Problem]:
+        """Pairs are read one by one: whatever ties them together is a mistake."""
+        segments, name = self.segments, self.objective.name
+        if not self.two_columns:
+            return []
+        found = []
+        why = "corpus.document_separator two_columns"
+        if name != "seq2seq":
+            found.append(("objective.name", f"{why} needs seq2seq, not {name}"))
+        if segments.mem_len:
+            found.append(("segments.mem_len", f"{why} needs 0, not {segments.mem_len}: pairs do not continue"))
+        if segments.cross_documents:
+            found.append(("segments.cross_documents", f"{why} needs false: pairs do not see one another"))
+        if segments.bidirectional:
+            found.append(("segments.bidirectional", f"{why} needs false: a source comes before its target"))
+        if segments.seq_len < 2:
+            found.append(("segments.seq_len", f"{why} needs at least 2, one token each, not {segments.seq_len}"))
+        return found
+
+    @property
+    def two_columns(self) -> bool:
+        """Whether the text is pairs of a source and a target."""
+        return self.corpus.document_separator == "two_columns"
+
+    @property
+    def needs_lines(self) -> bool:
+        """Whether the token store has to know where lines end."""
+        return self.two_columns
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for YAML and JSON."""

@@ -16,8 +16,9 @@ class CorpusConfig(Section):
     """Files or globs for validation during training; none: no validation."""
     test: TextList = Field(default_factory=list)
     """Files or globs for a final evaluation with `eval-ppl --split test`."""
-    document_separator: Literal["blank_line", "line", "file"] = "blank_line"
-    """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`."""
+    document_separator: Literal["blank_line", "line", "file", "two_columns"] = "blank_line"
+    """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`.
+    `two_columns`: every line is a pair, a source, one tab and a target (objective seq2seq); `<sep>` parts them."""
     cache_dir: str = ".xltrain"
     """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
 

@@ -10,7 +10,7 @@ Treatment of what text files contain, the same in vocabulary training, tokenisin
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,7 +40,7 @@ class Counts:
 
 @dataclass
 class Document:
-    """Lines of one document, each with its line end where it has one.
+    """Lines of one document, each with its line end where it has one; or its two columns, source and target.
 
     A very long document comes in several parts, of which only the last is ``complete``.
     """
@@ -84,10 +84,15 @@ class TextPiece:
         return self.stop - self.start
 
     def documents(self, counts: Counts | None = None) -> Iterator[Document]:
-        return split_documents(self.lines(counts), separator=self.separator, counts=counts)
+        return split_documents(self.lines(counts), separator=self.separator, place=self._line, counts=counts)
 
     def lines(self, counts: Counts | None = None) -> Iterator[str]:
         return read_lines(self.path, counts, start=self.start, stop=self.stop)
+
+    def _line(self, number: int) -> str:
+        with self.path.open("rb") as file:
+            before = sum(block.count(b"\n") for block in _blocks(file, self.start))
+        return f"{self.path}, line {before + number:,}"
 
 
 def cut_file(path: Path, *, separator: str, size: int | None = None) -> list[TextPiece]:
@@ -106,11 +111,18 @@ def cut_file(path: Path, *, separator: str, size: int | None = None) -> list[Tex
     return [TextPiece(path, *ends, separator) for ends in pairwise(bounds)]
 
 
+def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The next ``size`` bytes, a block at a time."""
+    while block := file.read(min(BLOCK, size)):
+        size -= len(block)
+        yield block
+
+
 def _next_cut(file: BinaryIO, place: int, separator: str) -> int:
     """The first place after ``place`` behind which a new document may begin, or the end of the file."""
     file.seek(place)
     file.readline()  # a line that may have begun before
-    if separator == "line":
+    if separator in ("line", "two_columns"):
         return file.tell()
     while (line := file.readline()) and not _is_blank(line):
         pass
@@ -212,17 +224,35 @@ def _cleaned(text: str) -> str:
 def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
     """Documents of files, ended as ``separator`` (corpus.document_separator) says and at the end of every file."""
     for path in paths:
-        yield from split_documents(read_lines(path, counts), separator=separator, counts=counts)
+
+        def place(number: int, path: Path = path) -> str:
+            return f"{path}, line {number:,}"
+
+        yield from split_documents(read_lines(path, counts), separator=separator, place=place, counts=counts)
 
 
-def split_documents(lines: Iterable[str], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
+def split_documents(
+    lines: Iterable[str],
+    *,
+    separator: str,
+    place: Callable[[int], str] = "line {:,}".format,
+    counts: Counts | None = None,
+) -> Iterator[Document]:
     """Documents of the lines of one file.
 
     A document without any text is none. Blank lines are part of a document only where the separator is ``file``.
+    ``place`` says where the n-th of the lines, from 1, is found.
+
+    Raises:
+        UsageError: for a line that is not two columns where all should be.
     """
     document, size, has_text, begun = Document(), 0, False, False
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         blank = not line.strip()
+        if separator == "two_columns":
+            if not blank or "\t" in line:
+                yield _counted(Document(two_columns(line, number, place)), counts)
+            continue
         if separator == "line":
             if not blank:
                 yield _counted(Document([line.rstrip("\n")]), counts)
@@ -241,6 +271,31 @@ def split_documents(lines: Iterable[str], *, separator: str, counts: Counts | No
             document, size, begun = Document(), 0, True
     if begun or has_text:
         yield _counted(document, counts)
+
+
+def two_columns(line: str, number: int, place: Callable[[int], str]) -> list[str]:
+    """Source and target of a line; ``number`` and ``place`` as in :func:`split_documents`, for the refusal."""
+    columns = line.rstrip("\n").split("\t")
+    if len(columns) != 2 or not all(map(str.strip, columns)):
+        has = f"has {len(columns) - 1} tabs"
+        if len(columns) == 2:
+            has = f"has no {'target' if columns[0].strip() else 'source'}"
+        raise UsageError(
+            f"{place(number)}: {has}; with corpus.document_separator two_columns every line is a source, one tab and "
+            "a target"
+        )
+    return columns
+
+
+def vocabulary_lines(lines: Iterable[str], *, separator: str) -> Iterator[str]:
+    """Of a corpus' lines, what its documents are made of: without line ends or tabs where these separate."""
+    for line in lines:
+        if separator == "line":
+            yield line.rstrip("\n")
+        elif separator == "two_columns":
+            yield from line.rstrip("\n").split("\t")
+        else:
+            yield line
 
 
 def _counted(document: Document, counts: Counts | None) -> Document:

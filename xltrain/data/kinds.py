@@ -9,6 +9,7 @@ from xltrain.data.tokenizer import (
     CharTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
+    find_piece,
     train_characters,
     train_sentencepiece,
 )
@@ -68,6 +69,25 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
         normalization=wanted.normalization,
         user_defined_symbols=wanted.user_defined_symbols,
         max_sentences=wanted.max_sentences,
+    )
+
+
+def column_separator(tokenizer: Tokenizer) -> int | None:
+    """Id that stands between source and target of two-column text: <sep>, or </s> where there is none.
+
+    None for words whose lines end with <eos>: that parts the columns already.
+
+    Raises:
+        UsageError: if the vocabulary has none of these.
+    """
+    if isinstance(tokenizer, WordTokenizer) and tokenizer.eos:
+        return None
+    for piece in ("<sep>", "</s>"):
+        if (found := find_piece(tokenizer, piece)) is not None:
+            return found
+    raise UsageError(
+        "corpus.document_separator: two_columns needs a piece between source and target, and this vocabulary has none "
+        "of <sep>, </s> and <eos>; set tokenizer.eos true, or choose another tokenizer.kind"
     )
 
 

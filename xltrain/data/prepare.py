@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts, Document, digest, find_files, read_documents, read_lines
-from xltrain.data.kinds import read_tokenizer, train_tokenizer
-from xltrain.data.store import FORMAT, SplitWriter, Store
+from xltrain.data.corpus import Counts, Document, digest, find_files, read_documents, read_lines, vocabulary_lines
+from xltrain.data.kinds import column_separator, read_tokenizer, train_tokenizer
+from xltrain.data.store import FORMAT, SplitWriter, Store, boundaries
 from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.errors import UsageError
 
@@ -118,6 +118,7 @@ def fingerprints(config: Config, files: dict[str, list[Path]]) -> dict[str, str]
     settings = {
         "format": FORMAT,
         "document_separator": config.corpus.document_separator,
+        "lines": config.needs_lines,
         "tokenizer": tokenizer,
     }
     return {
@@ -136,19 +137,23 @@ def _build(folder: Path, config: Config, files: dict[str, list[Path]], marks: di
     tokenizer = make_tokenizer(config, files["train"])
     for file_name, data in tokenizer.files().items():
         (folder / file_name).write_bytes(data)
-    splits = {}
+    between = column_separator(tokenizer) if config.two_columns else None
+    splits, line_ends = {}, {}
     for name, paths in files.items():
         counts = Counts()
-        writer = SplitWriter(folder, name, tokenizer)
+        writer = SplitWriter(folder, name, tokenizer, between=between, keep_lines=config.needs_lines)
         documents = read_documents(paths, separator=config.corpus.document_separator, counts=counts)
         splits[name] = writer.write(_announced(documents, counts, paths, f"tokenising {name}"), counts)
         if name == "train":
             writer.unigram.tofile(folder / "unigram")
+        line_ends[name] = writer.num_line_ends
     manifest = {
         **marks,
         "format": FORMAT,
         "dtype": SplitWriter(folder, "train", tokenizer).dtype.name,
         "tokenizer": describe(tokenizer),
+        "boundaries": boundaries(tokenizer, between),
+        "line_ends": line_ends if config.needs_lines else None,
         "splits": splits,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -168,9 +173,7 @@ def make_tokenizer(config: Config, paths: list[Path]) -> Tokenizer:
     counts = Counts()
     every_line = (line for path in paths for line in read_lines(path, counts))
     lines = _announced(every_line, counts, paths, "reading for the vocabulary")
-    if config.corpus.document_separator == "line":
-        lines = (line.rstrip("\n") for line in lines)
-    return train_tokenizer(wanted, lines)
+    return train_tokenizer(wanted, vocabulary_lines(lines, separator=config.corpus.document_separator))
 
 
 def _require_text(name: str, paths: list[Path]) -> None:

@@ -14,7 +14,7 @@ from xltrain.data.kinds import load_tokenizer
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 BATCH_CHARACTERS = 4_000_000
 """Text that is encoded at once; bounds the memory of preparation."""
 
@@ -26,12 +26,15 @@ class Split:
     tokens: (tokens,) ids, every document followed by <eod>.
     ends: (documents,) where each document ends, its <eod> included.
     counts: documents, lines, bytes, characters, words, tokens (without <eod>), unknown.
+    line_ends: where lines end inside of documents, the last line of each left out; of two-column text, where each
+        source ends. None: not kept.
     """
 
     name: str
     tokens: np.ndarray
     ends: np.ndarray
     counts: dict[str, int]
+    line_ends: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -47,8 +50,10 @@ class Split:
     def first(self, tokens: int) -> "Split":
         """The whole documents within the first ``tokens`` tokens, or the first document if that is longer."""
         keep = max(1, int(np.searchsorted(self.ends, tokens, side="right")))
-        ends = self.ends[:keep]
-        return Split(self.name, self.tokens[: ends[-1]], ends, self.counts)
+        ends, line_ends = self.ends[:keep], self.line_ends
+        if line_ends is not None:
+            line_ends = line_ends[: np.searchsorted(line_ends, ends[-1])]
+        return Split(self.name, self.tokens[: ends[-1]], ends, self.counts, line_ends)
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,13 @@ class Store:
             UsageError: if its files are not what the manifest says.
         """
         counts = self.manifest["splits"][name]
-        total = counts["tokens"] + (counts["documents"] if self.manifest["tokenizer"]["eod"] is not None else 0)
+        total = counts["tokens"] + counts["documents"] * self.manifest["boundaries"]
         tokens = self._mapped(f"{name}.tokens", np.dtype(self.manifest["dtype"]), total)
         ends = self._mapped(f"{name}.ends", np.dtype(np.int64), counts["documents"])
-        return Split(name, tokens, ends, counts)
+        line_ends = None
+        if (kept := self.manifest["line_ends"]) is not None:
+            line_ends = self._mapped(f"{name}.lines", np.dtype(np.int64), kept[name])
+        return Split(name, tokens, ends, counts, line_ends)
 
     def _mapped(self, file_name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
         path = self.folder / file_name
@@ -98,7 +106,7 @@ class Store:
             raise UsageError(
                 f"{path}: damaged, not the {count:,} numbers it held; delete {self.folder} and start again"
             )
-        return np.memmap(path, dtype=dtype, mode="r")
+        return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype=dtype)
 
     def unigram(self) -> np.ndarray:
         """(V,) how often each id occurs in the training text."""
@@ -113,70 +121,109 @@ def storage_type(vocab_size: int) -> np.dtype[Any]:
 class SplitWriter:
     """Encodes documents and appends them to the files of a split."""
 
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, folder: Path, name: str, tokenizer: Tokenizer, *, between: int | None = None, keep_lines: bool = False
+    ) -> None:
+        """``between``: see :func:`encode_documents`; ``keep_lines``: whether ends of lines are written."""
         self.folder, self.name, self.tokenizer = folder, name, tokenizer
+        self.between, self.keep_lines = between, keep_lines
+        self.num_line_ends = 0
         self.dtype = storage_type(tokenizer.vocab_size)
         self.unigram = np.zeros(tokenizer.vocab_size, dtype=np.int64)
 
     def write(self, documents: Iterable[Document], counts: Counts) -> dict[str, int]:
         """Write all documents; returns the counts that the manifest keeps."""
         ends = array("q")
+        line_ends = array("q")
         total = 0
         with (self.folder / f"{self.name}.tokens").open("wb") as file:
             for batch in _batches(documents):
-                ids, inside = encode_documents(self.tokenizer, batch)
-                self.unigram += np.bincount(ids, minlength=self.tokenizer.vocab_size)
-                ends.extend((total + inside).tolist())
-                total += len(ids)
-                ids.astype(self.dtype).tofile(file)
+                encoded = encode_documents(self.tokenizer, batch, between=self.between)
+                self.unigram += np.bincount(encoded.ids, minlength=self.tokenizer.vocab_size)
+                ends.extend((total + encoded.ends).tolist())
+                if self.keep_lines:
+                    line_ends.extend((total + encoded.line_ends).tolist())
+                total += len(encoded.ids)
+                encoded.ids.astype(self.dtype).tofile(file)
         if total == 0:
             raise UsageError(f"corpus.{self.name} contains no text")
         with (self.folder / f"{self.name}.ends").open("wb") as file:
             ends.tofile(file)
-        return split_counts(counts, ids=self.unigram, tokenizer=self.tokenizer)
+        if self.keep_lines:
+            self.num_line_ends = len(line_ends)
+            with (self.folder / f"{self.name}.lines").open("wb") as file:
+                line_ends.tofile(file)
+        return split_counts(counts, ids=self.unigram, tokenizer=self.tokenizer, between=self.between)
 
 
-def split_counts(counts: Counts, *, ids: np.ndarray, tokenizer: Tokenizer) -> dict[str, int]:
+def boundaries(tokenizer: Tokenizer, between: int | None) -> int:
+    """How many symbols that no text makes are in every document: its <eod>, and what parts its two columns."""
+    return (tokenizer.eod is not None) + (between is not None)
+
+
+def split_counts(
+    counts: Counts, *, ids: np.ndarray, tokenizer: Tokenizer, between: int | None = None
+) -> dict[str, int]:
     """Counts of text and, from how often each id occurs, of tokens."""
-    ends = counts.documents if tokenizer.eod is not None else 0
     unknown = int(ids[tokenizer.unk]) if tokenizer.unk >= 0 else 0
-    return asdict(counts) | {"tokens": int(ids.sum()) - ends, "unknown": unknown}
+    made = int(ids.sum()) - counts.documents * boundaries(tokenizer, between)
+    return asdict(counts) | {"tokens": made, "unknown": unknown}
 
 
-def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of documents, each followed by <eod>, end to end; and where each complete one ends."""
+@dataclass(frozen=True)
+class Encoded:
+    """Documents, end to end: their ids, where each complete one ends, and where lines end inside of them."""
+
+    ids: np.ndarray
+    ends: np.ndarray
+    line_ends: np.ndarray
+
+
+def encode_documents(tokenizer: Tokenizer, documents: list[Document], *, between: int | None = None) -> Encoded:
+    """Documents as ids, each followed by <eod>; ``between``: put after every line of a document but its last."""
     encoded = tokenizer.encode([line for document in documents for line in document.lines])
-    ids, ends = array("q"), array("q")
+    ids, ends, line_ends = array("q"), array("q"), array("q")
     line = 0
     for document in documents:
-        for line_ids in encoded[line : line + len(document.lines)]:
+        begin, last = len(ids), line + len(document.lines) - 1
+        for number, line_ids in enumerate(encoded[line : last + 1], start=line):
             ids.extend(line_ids)
-        line += len(document.lines)
+            if between is not None and number < last:
+                ids.append(between)
+            if len(ids) > begin:  # a line without tokens ends nothing
+                line_ends.append(len(ids))
+                begin = len(ids)
+        line = last + 1
         if not document.complete:
             continue
+        if line_ends and line_ends[-1] == len(ids):
+            line_ends.pop()
         if tokenizer.eod is not None:
             ids.append(tokenizer.eod)
         ends.append(len(ids))
-    return _as_numbers(ids), _as_numbers(ends)
+    return Encoded(_as_numbers(ids), _as_numbers(ends), _as_numbers(line_ends))
 
 
 def _as_numbers(found: "array[int]") -> np.ndarray:
     return np.frombuffer(found, dtype=np.int64) if found else np.zeros(0, dtype=np.int64)
 
 
-def split_in_memory(name: str, documents: Iterable[Document], counts: Counts, tokenizer: Tokenizer) -> Split:
+def split_in_memory(
+    name: str, documents: Iterable[Document], counts: Counts, tokenizer: Tokenizer, *, between: int | None = None
+) -> Split:
     """A split of text that is not part of the run's corpus, for evaluation."""
-    parts, ends = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    total = 0
+    none = np.zeros(0, dtype=np.int64)
+    parts, ends, line_ends, total = [none], [none], [none], 0
     for batch in _batches(documents):
-        ids, inside = encode_documents(tokenizer, batch)
-        parts.append(ids)
-        ends.append(total + inside)
-        total += len(ids)
+        encoded = encode_documents(tokenizer, batch, between=between)
+        parts.append(encoded.ids)
+        ends.append(total + encoded.ends)
+        line_ends.append(total + encoded.line_ends)
+        total += len(encoded.ids)
     tokens = np.concatenate(parts)
     unigram = np.bincount(tokens, minlength=tokenizer.vocab_size)
-    found = split_counts(counts, ids=unigram, tokenizer=tokenizer)
-    return Split(name, tokens, np.concatenate(ends), found)
+    found = split_counts(counts, ids=unigram, tokenizer=tokenizer, between=between)
+    return Split(name, tokens, np.concatenate(ends), found, np.concatenate(line_ends))
 
 
 def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:

@@ -5,7 +5,7 @@ stream stands is two integers, so a saved position needs nothing else.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ class Segment:
     next_document: (B,) document of ``next_token``.
     fresh: (B,) bool, true where the row does not continue what it read before.
     backward: (B,) 1 where the row's text is reversed, 0 elsewhere; None: all rows run forward.
+    segment_ids: (B, T) part of each token, where rows are made of parts: 0 source, 1 target of two-column text.
     """
 
     tokens: Tensor
@@ -37,6 +38,7 @@ class Segment:
     next_document: Tensor
     fresh: Tensor
     backward: Tensor | None = None
+    segment_ids: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "Segment":
         return self._each(lambda tensor: tensor[start:stop])
@@ -53,10 +55,24 @@ class Segment:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream stands: the next segment to read."""
+    """Where a stream stands: the next segment to read; of two-column text, the next pair."""
 
     epoch: int = 0
     segment: int = 0
+
+
+class Stream(Protocol):
+    """Endless segments, each read from a position that says all about what was read before it."""
+
+    split: Split
+
+    def read(self, position: Position) -> tuple[Segment, Position]:
+        """The segment at ``position`` and the position after it."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Lines for the log on what is left out or cut."""
+        ...
 
 
 class TrainingStream:
@@ -114,6 +130,12 @@ class TrainingStream:
         """Tokens of an epoch that are in no segment."""
         in_row = (self.segments_per_epoch - 1) * self.advance + self.seq_len
         return self.split.num_tokens - self.runs * in_row
+
+    def notes(self) -> list[str]:
+        unused, total = self.unused_per_epoch, self.split.num_tokens
+        if not unused:
+            return []
+        return [f"unused per epoch    {unused:,} of {total:,} training tokens (a remainder shorter than a segment)"]
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""

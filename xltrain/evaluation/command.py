@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from xltrain import console
+from xltrain.data.columns import Pairs, cut_note
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import adapted, read_text, usable_place
 from xltrain.evaluation.perplexity import Protocol, evaluate, report
-from xltrain.training.build import autocast, build_objective
+from xltrain.training.build import autocast, build_objective, one_pair_per_row
 from xltrain.training.checkpoint import find_checkpoint
 
 MODES = ("stream", "document", "sliding")
@@ -38,6 +39,10 @@ def eval_ppl(
     config = adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
     place = usable_place(config.training.device)
     tokenizer = checkpoint.tokenizer()
+    if config.two_columns:
+        if mode != "stream" or mem_len:
+            raise UsageError("this run reads pairs, each on its own and without memory; leave out --mode and --mem-len")
+        mode = "pairs"
     protocol = Protocol(
         mode=mode,
         seq_len=seq_len or config.segments.seq_len,
@@ -45,6 +50,7 @@ def eval_ppl(
         batch_size=batch_size or config.evaluation.batch_size,
         stride=stride or 1,
         advance=config.segments.reuse_len or None,
+        alone=one_pair_per_row(config),
     )
     if protocol.advance and protocol.advance >= protocol.seq_len:
         raise UsageError(f"--seq-len: {seq_len} must be above the run's segments.reuse_len {protocol.advance}")
@@ -59,6 +65,9 @@ def eval_ppl(
     if config.model.same_length and protocol.mem_len == 0:
         raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
     text = read_text(config, tokenizer, data=data, split=split)
+    if config.two_columns:
+        for line in cut_note(Pairs(text, seq_len=protocol.seq_len, alone=protocol.alone)):
+            console.say(line)
     model = checkpoint.model(place.device, config)
     result = evaluate(
         model,

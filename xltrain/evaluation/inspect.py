@@ -80,7 +80,9 @@ def sizes(config: Config, model: LanguageModel, vocab_size: int) -> dict[str, An
         "parameters": parameters,
         "parts": parts(model),
         "tokens_per_step": rows * segments.seq_len,
-        "targets_per_step": rows * config.objective.targets_per_segment(segments.seq_len),
+        "targets_per_step": None
+        if config.objective.name == "seq2seq"  # as many as the text has
+        else rows * config.objective.targets_per_segment(segments.seq_len),
         "effective_context": config.model.num_layers * segments.mem_len,
         "weight_bytes": parameters * FP32,
         "optimizer_bytes": 2 * parameters * FP32,
@@ -147,6 +149,13 @@ def report_of(config: Config, vocab_size: int) -> list[Any]:
     return signal_report(model, plan, mem_len=0)
 
 
+def random_parts(config: Config, *, rows: int, seq_len: int) -> Tensor | None:
+    """(B, T) parts of a segment of random tokens: one pair to a row, half of it source."""
+    if not config.two_columns:
+        return None
+    return (torch.arange(seq_len) >= seq_len // 2).long().expand(rows, -1)
+
+
 def random_plan(config: Config, vocab_size: int, *, rows: int, seq_len: int, device: torch.device = CPU) -> Plan:
     """A plan for random tokens, of which all but the control ids count as ordinary words."""
     draw = torch.Generator().manual_seed(config.run.seed)
@@ -158,6 +167,7 @@ def random_plan(config: Config, vocab_size: int, *, rows: int, seq_len: int, dev
         document=torch.zeros_like(tokens),
         next_document=torch.zeros(rows, dtype=torch.int64),
         fresh=torch.ones(rows, dtype=torch.bool),
+        segment_ids=random_parts(config, rows=rows, seq_len=seq_len),
     )
     objective = build_objective(config, tokenizer=_Blank(vocab_size), seq_len=seq_len, device=device)
     return objective.plan(

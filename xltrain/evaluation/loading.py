@@ -6,6 +6,7 @@ from pathlib import Path
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.corpus import Counts, find_files
+from xltrain.data.kinds import column_separator
 from xltrain.data.prepare import documents_of
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
@@ -78,7 +79,8 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
         raise UsageError(f"this run's configuration names no {key}; give the text with --data FILE")
     files, counts = find_files(patterns, key=key), Counts()
     name = ", ".join(map(str, files)) if data else split
-    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer)
+    between = column_separator(tokenizer) if config.two_columns else None
+    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer, between=between)
     if found.num_documents == 0:
         raise UsageError(f"{key}: {', '.join(map(str, files))} contains no text")
     if found.num_tokens < 2:

@@ -6,6 +6,7 @@ Protocols (``mode``):
   text before its part until its memory is what a single row's would be.
 - ``document``: every document on its own, with empty memory.
 - ``sliding``: no memory; windows of ``seq_len`` tokens of which only the last ``stride`` are scored.
+- ``pairs``: every pair of two-column text on its own.
 """
 
 import math
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xltrain.data.columns import every_pair
 from xltrain.data.passes import each_document, sliding_windows, whole_text
 from xltrain.data.store import Split
 from xltrain.data.streams import Segment
@@ -35,6 +37,7 @@ class Protocol:
 
     stride: scored tokens per window, in mode ``sliding``.
     advance: tokens between the starts of segments; None: a whole segment (see ``segments.reuse_len``).
+    alone: one pair to a row, in mode ``pairs``.
     """
 
     mode: str
@@ -43,6 +46,7 @@ class Protocol:
     batch_size: int
     stride: int = 1
     advance: int | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,8 @@ def evaluate(
 
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
     seq_len, rows = protocol.seq_len, protocol.batch_size
+    if protocol.mode == "pairs":
+        return every_pair(split, seq_len=seq_len, rows=rows, alone=protocol.alone)
     if protocol.mode == "document":
         return each_document(split, seq_len=seq_len, rows=rows, advance=protocol.advance)
     if protocol.mode == "sliding":

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 
 from xltrain.config.schema import Config
+from xltrain.data.columns import ColumnStream
+from xltrain.data.store import Split
+from xltrain.data.streams import Stream, TrainingStream
 from xltrain.data.tokenizer import Tokenizer, find_piece, never_target, starts_word
 from xltrain.errors import UsageError
 from xltrain.model.attention import choose_backend
@@ -95,6 +98,38 @@ def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, devic
         if (token := find_piece(tokenizer, piece)) is not None:
             functional[token] = True
     return Permutation(perm_size=wanted.perm_size, reuse_len=config.segments.reuse_len, functional=functional, **choice)
+
+
+def build_stream(config: Config, split: Split) -> Stream:
+    """The training text as segments.
+
+    Raises:
+        UsageError: if the text is too short for them.
+    """
+    segments, rows = config.segments, config.training.batch_size
+    if config.two_columns:
+        return ColumnStream(
+            split,
+            total_rows=rows,
+            seq_len=segments.seq_len,
+            alone=one_pair_per_row(config),
+            shuffle=segments.shuffle_documents,
+            seed=config.run.seed,
+        )
+    return TrainingStream(
+        split,
+        total_rows=rows,
+        seq_len=segments.seq_len,
+        advance=segments.reuse_len or None,
+        bidirectional=segments.bidirectional,
+        shuffle=segments.shuffle_documents,
+        seed=config.run.seed,
+    )
+
+
+def one_pair_per_row(config: Config) -> bool:
+    """Absolute positions count from the beginning of a row, so that a second pair would not start at the first."""
+    return config.model.positions in ("sinusoid", "learned")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.prepare import prepare
 from xltrain.data.store import Split, Store
-from xltrain.data.streams import Segment, TrainingStream
+from xltrain.data.streams import Segment, Stream
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place, find_place
 from xltrain.errors import Stopped, UsageError, XltrainError
@@ -24,7 +24,14 @@ from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
-from xltrain.training.build import autocast, build_model, build_objective, count_parameters
+from xltrain.training.build import (
+    autocast,
+    build_model,
+    build_objective,
+    build_stream,
+    count_parameters,
+    one_pair_per_row,
+)
 from xltrain.training.checkpoint import (
     Checkpoint,
     Progress,
@@ -73,8 +80,7 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -
         config,
         place=place,
         parameters=count_parameters(run.model),
-        unused=run.stream.unused_per_epoch,
-        total=run.stream.split.num_tokens,
+        notes=run.stream.notes(),
     ):
         console.say(line)
     if checkpoint is not None:
@@ -101,7 +107,7 @@ class Run:
     model: LanguageModel
     objective: Objective
     updater: Updater
-    stream: TrainingStream
+    stream: Stream
     memory: Memory
     progress: Progress
     validation: Split | None = None
@@ -120,15 +126,7 @@ class Run:
             precision=config.training.precision,
             device=device,
         )
-        stream = TrainingStream(
-            store.split("train"),
-            total_rows=rows,
-            seq_len=segments.seq_len,
-            advance=segments.reuse_len or None,
-            bidirectional=segments.bidirectional,
-            shuffle=segments.shuffle_documents,
-            seed=config.run.seed,
-        )
+        stream = build_stream(config, store.split("train"))
         memory = model.empty_memory(rows=rows, mem_len=segments.mem_len)
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
@@ -156,6 +154,7 @@ class Run:
         """One optimizer step on the next segment."""
         config, number = self.config, self.progress.step + 1
         segment, position = self.stream.read(self.progress.position)
+        new_tokens = int(segment.length.sum())
         segment = segment.to(self.place.device)
         pieces = _micro_batches(config.training.batch_size, config.training.accumulate)
         rows = torch.arange(config.training.batch_size, device=self.place.device)
@@ -172,7 +171,7 @@ class Run:
             self.progress,
             step=number,
             position=position,
-            tokens_seen=self.progress.tokens_seen + segment.tokens.numel(),
+            tokens_seen=self.progress.tokens_seen + new_tokens,
             loss_count=self.progress.loss_count + 1,
         )
         return stats
@@ -270,11 +269,12 @@ def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
 def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
     config, device = run.config, run.place.device
     protocol = Protocol(
-        "stream",
+        "pairs" if config.two_columns else "stream",
         config.segments.seq_len,
         config.segments.mem_len,
         config.evaluation.batch_size,
         advance=config.segments.reuse_len or None,
+        alone=one_pair_per_row(config),
     )
     try:
         result = evaluate(

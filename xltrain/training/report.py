@@ -16,30 +16,29 @@ from xltrain.training.metrics import MetricsFile
 def shape_lines(config: Config, *, parameters: int) -> list[str]:
     """What a configuration amounts to."""
     segments, training = config.segments, config.training
-    rows, targets = training.batch_size, config.objective.targets_per_segment(segments.seq_len)
+    rows = training.batch_size
+    predicted = f"{rows * config.objective.targets_per_segment(segments.seq_len):,} are"
+    if config.objective.name == "seq2seq":
+        predicted = "those of the target part are"
     effective = config.model.num_layers * segments.mem_len
     return [
         f"parameters          {parameters:,}",
         f"rows per update     {rows} (rows per process {rows}, processes 1; in {training.accumulate} micro-batches)",
         f"tokens per update   {rows * segments.seq_len:,} ({rows} rows x seq_len {segments.seq_len}), "
-        f"of which {rows * targets:,} are predicted",
+        f"of which {predicted} predicted",
         f"effective context   {effective:,} tokens back ({config.model.num_layers} layers x mem_len)",
     ]
 
 
-def start_lines(config: Config, *, place: Place, parameters: int, unused: int, total: int) -> list[str]:
-    """The header of a run."""
+def start_lines(config: Config, *, place: Place, parameters: int, notes: list[str]) -> list[str]:
+    """The header of a run; ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
-    lines = [
+    return [
         f"device              {place.device}, precision {_precision(config)}, attention {backend}",
         *shape_lines(config, parameters=parameters),
         f"files               {config.run.folder}",
+        *notes,
     ]
-    if unused:
-        lines.append(
-            f"unused per epoch    {unused:,} of {total:,} training tokens (a remainder shorter than a segment)"
-        )
-    return lines
 
 
 def _precision(config: Config) -> str:
