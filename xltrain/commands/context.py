@@ -1,0 +1,78 @@
+"""`context`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xltrain.commands.options import AsJson, table
+from xltrain.errors import UsageError
+
+
+def context(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_CHECKPOINT...", help="Folders of runs or checkpoints; several are compared."),
+    ],
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="validation or test, as the first run's configuration names them.")
+    ] = "validation",
+    mem_lens: Annotated[
+        str | None,
+        typer.Option(metavar="M,M,...", help="Memory lengths of the curve; by default 0 to 8 times the trained one."),
+    ] = None,
+    clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
+    step: Annotated[
+        int, typer.Option(min=1, help="Tokens by which the given context grows; the paper's is 100.")
+    ] = 100,
+    longest: Annotated[int, typer.Option(min=2, help="The longest context that is given.")] = 1000,
+    targets: Annotated[
+        int, typer.Option(min=0, help="Tokens that are asked for at every context length; 0: only the curve.")
+    ] = 1000,
+    picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw what was found.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How much context a model uses: loss against memory length, and relative effective context length."""
+    from xltrain.evaluation.context import context as run
+
+    found = run(
+        sources,
+        data=data or [],
+        split=split,
+        mem_lens=_lengths(mem_lens),
+        clamp_len=clamp_len,
+        batch_size=batch_size,
+        step=step,
+        longest=longest,
+        targets=targets,
+        picture=picture,
+    )
+    if as_json:
+        print(json.dumps(found))
+        return
+    for model in found["models"]:
+        print(f"{model['checkpoint']} ({model['objective']}, trained with memory {model['mem_len']})")
+        table([{key: value for key, value in point.items() if value is not None} for point in model["curve"]])
+        print()
+    if "recl" not in found:
+        return
+    recl = found["recl"]
+    print(f"relative effective context length, in tokens (step {recl['step']}, {recl['targets']:,} targets)")
+    print("".join(f"{'r = ' + share:>10}" for share in recl["lengths"][0]))
+    for model, lengths in zip(found["models"], recl["lengths"], strict=True):
+        shown = [f"{length:,}" if length is not None else f">= {recl['longest']:,}" for length in lengths.values()]
+        print("".join(f"{length:>10}" for length in shown) + f"  {model['checkpoint']}")
+
+
+def _lengths(given: str | None) -> list[int]:
+    if given is None:
+        return []
+    parts = given.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--mem-lens: {given!r} is not allowed; give numbers of positions, as in 0,128,512")
+    return [int(part) for part in parts]

@@ -1,0 +1,249 @@
+"""``context``: how much of what came before a model makes use of.
+
+Two measurements. The *curve* is the loss of the same tokens under memories of different lengths, read as a stream. The
+*relative effective context length* compares models that are given exactly so many tokens; see
+:mod:`xltrain.evaluation.recl`.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from xltrain import console
+from xltrain.data.passes import whole_text
+from xltrain.data.store import Split
+from xltrain.errors import UsageError
+from xltrain.evaluation.loading import Loaded, load, read_text
+from xltrain.evaluation.perplexity import EVALUATION_STEP
+from xltrain.evaluation.reading import Reader, absolute, refuse_masked
+from xltrain.evaluation.recl import SHARES, THRESHOLD, Search, find_lengths
+from xltrain.objectives.causal import Causal
+from xltrain.objectives.draws import Draw
+from xltrain.objectives.left_to_right import LeftToRight
+from xltrain.objectives.plan import IGNORE
+from xltrain.training.build import autocast
+
+BLOCKS = 100
+"""A standard error is that of the mean of so many consecutive blocks of targets, whose losses hardly depend on one
+another, while those of neighbouring tokens do."""
+
+MULTIPLES = (0, 0.25, 0.5, 1, 2, 4, 8)
+"""Memory lengths of the curve when none are given, in multiples of the trained one."""
+
+
+def context(
+    sources: Sequence[Path],
+    *,
+    data: list[str],
+    split: str,
+    mem_lens: list[int],
+    clamp_len: int | None,
+    batch_size: int | None,
+    step: int,
+    longest: int,
+    targets: int,
+    picture: Path | None,
+) -> dict[str, Any]:
+    """Measure; arguments as the command's options.
+
+    Raises:
+        UsageError: for models or a text that cannot be measured so.
+    """
+    if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
+        raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
+    if targets and longest < 2 * step:
+        raise UsageError(f"--longest: {longest} must be at least twice --step {step}, to compare two context lengths")
+    group = [load(source, clamp_len=clamp_len) for source in sources]
+    for loaded in group:
+        refuse_masked(loaded.config, what=f"{loaded.checkpoint.folder}: context")
+    _require_one_tokenizer(group)
+    text = read_text(group[0].config, group[0].tokenizer, data=data, split=split)
+    apart = any(_apart(loaded) for loaded in group)
+    places = choose_targets(text, targets, longest=longest, apart=apart) if targets else np.zeros(0, dtype=np.int64)
+    models = [
+        {
+            "checkpoint": str(loaded.checkpoint.folder),
+            "objective": loaded.config.objective.name,
+            "seq_len": loaded.config.segments.seq_len,
+            "mem_len": loaded.config.segments.mem_len,
+            "curve": curve(loaded, text, mem_lens=mem_lens, batch_size=batch_size),
+        }
+        for loaded in group
+    ]
+    found: dict[str, Any] = {"text": text.name, "tokens": text.num_tokens, "models": models}
+    if targets:
+        search = find_lengths(
+            lambda length: np.stack([losses_after(loaded, text, places, length) for loaded in group]),
+            step=step,
+            limit=longest,
+            reach=[Reader.of(loaded).room if absolute(loaded.config) else None for loaded in group],
+        )
+        found["recl"] = {"step": step, "threshold": THRESHOLD, "targets": len(places)} | _search_report(search)
+    if picture is not None:
+        from xltrain.evaluation.context_picture import draw
+
+        draw(found, picture)
+        found["picture"] = str(picture)
+    return found
+
+
+def _require_one_tokenizer(group: Sequence[Loaded]) -> None:
+    first = group[0]
+    for other in group[1:]:
+        if other.tokenizer.files() != first.tokenizer.files():
+            raise UsageError(
+                f"{other.checkpoint.folder}: its tokenizer is not that of {first.checkpoint.folder}; losses of single "
+                "tokens can only be compared between models with the same tokens"
+            )
+
+
+def _apart(loaded: Loaded) -> bool:
+    return not loaded.config.segments.cross_documents
+
+
+# --- loss against the length of memory
+
+
+def curve(loaded: Loaded, text: Split, *, mem_lens: list[int], batch_size: int | None) -> list[dict[str, Any]]:
+    """Loss of the same tokens of a text at every memory length.
+
+    What is scored begins after the first tokens of the text, as many as the longest memory holds, so that every target
+    has that much text before it. ``gain`` is what a memory saves against the shortest one, in nats, with the standard
+    error of the mean difference: the targets are the same, so it is far smaller than that of the losses.
+    """
+    config = loaded.config
+    if absolute(config) and any(mem_lens):
+        raise UsageError(f"--mem-lens: {config.model.positions} positions allow no memory; give 0, or leave it out")
+    lengths = sorted(set(mem_lens)) or _default_lengths(loaded, text)
+    if len(text.tokens) - lengths[-1] <= config.segments.seq_len:
+        raise UsageError(
+            f"--mem-lens: after {lengths[-1]:,} tokens the text, of {text.num_tokens:,}, leaves too few to score; give "
+            "a longer text or shorter memories"
+        )
+    first = lengths[-1] + 1
+    losses = []
+    for mem_len in lengths:
+        losses.append(losses_in_stream(loaded, text, mem_len=mem_len, batch_size=batch_size)[first:])
+        console.say(f"{loaded.checkpoint.folder}: memory {mem_len:,}, loss {np.nanmean(losses[-1]):.4f}")
+    scored = ~np.isnan(losses[0])
+    found = []
+    for mem_len, loss in zip(lengths, losses, strict=True):
+        mean = float(loss[scored].mean())
+        found.append(
+            {
+                "mem_len": mem_len,
+                "loss": mean,
+                "standard_error": standard_error(loss[scored]),
+                "ppl": math.exp(mean),
+                "gain": float((losses[0] - loss)[scored].mean()),
+                "gain_standard_error": standard_error((losses[0] - loss)[scored]),
+                "targets": int(scored.sum()),
+            }
+        )
+    return found
+
+
+def _default_lengths(loaded: Loaded, text: Split) -> list[int]:
+    config = loaded.config
+    if absolute(config):
+        return [0]
+    trained = config.segments.mem_len or config.segments.seq_len
+    lengths = sorted({round(trained * multiple) for multiple in MULTIPLES})
+    fitting = [length for length in lengths if length <= text.num_tokens // 2]
+    if len(fitting) < len(lengths):
+        console.say(f"the text has {text.num_tokens:,} tokens: the curve ends at a memory of {fitting[-1]:,}")
+    return fitting
+
+
+@torch.no_grad()
+def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: int | None) -> np.ndarray:
+    """(tokens,) loss in nats of every token of a text that is read as one stream; NaN where there is none."""
+    config, device = loaded.config, loaded.place.device
+    seq_len, apart = config.segments.seq_len, _apart(loaded)
+    query = config.objective.name == "permutation"
+    objective = LeftToRight(apart) if query else Causal(apart)
+    # Every row but the first reads so much, unscored, before it remembers what a single row would.
+    warm_up = config.model.num_layers * -(-mem_len // seq_len)
+    count = -(-text.num_tokens // seq_len)
+    rows = max(1, min(batch_size or config.evaluation.batch_size, count // (warm_up + 1)))
+    memory = None
+    losses = np.full(text.num_tokens + 1, np.nan)
+    for segment, number, scored in whole_text(text, seq_len=seq_len, rows=rows, warm_up=warm_up):
+        if memory is None:
+            memory = loaded.model.empty_memory(rows=len(number), mem_len=mem_len)
+        plan = objective.plan(segment.to(device), Draw(seed=0, step=EVALUATION_STEP, rows=number))
+        with autocast(config.training.precision, device):
+            nll, memory = loaded.model(**plan.model_inputs(), memory=memory)
+        places = (number * seq_len)[:, None] + torch.arange(seq_len) + (0 if query else 1)  # (B, T)
+        wanted = ((plan.targets != IGNORE).cpu() & scored[:, None]).numpy()
+        losses[places.numpy()[wanted]] = nll.double().cpu().numpy()[wanted]
+    return losses[:-1]
+
+
+def standard_error(losses: np.ndarray) -> float | None:
+    """Of the mean, from the means of consecutive blocks; None where there are too few."""
+    blocks = min(BLOCKS, len(losses))
+    if blocks < 2:
+        return None
+    means = np.array([block.mean() for block in np.array_split(losses, blocks)])
+    return float(means.std(ddof=1) / math.sqrt(blocks))
+
+
+# --- loss after exactly so many tokens
+
+
+def choose_targets(text: Split, count: int, *, longest: int, apart: bool) -> np.ndarray:
+    """Places (count,) of tokens spread evenly over a text, each with ``longest`` tokens before it.
+
+    Where documents are kept apart, all of these are of the token's own document.
+
+    Raises:
+        UsageError: if there are not two such places.
+    """
+    places = np.arange(longest, text.num_tokens)
+    if apart:
+        begins = np.concatenate([[0], text.ends[:-1]])[np.searchsorted(text.ends, places, side="right")]
+        places = places[places - begins >= longest]
+    if len(places) < 2:
+        where = "in one document, since this run keeps documents apart" if apart else "before it"
+        raise UsageError(
+            f"--longest: no token of {text.name} ({text.num_tokens:,} tokens) has {longest:,} tokens {where}; lower "
+            "--longest, or give a longer text with --data"
+        )
+    return places[np.linspace(0, len(places) - 1, min(count, len(places))).round().astype(np.int64)]
+
+
+def losses_after(loaded: Loaded, text: Split, places: np.ndarray, length: int) -> np.ndarray:
+    """(targets,) loss in nats of the tokens at ``places``, each read after exactly ``length`` tokens and nothing else.
+
+    All of these are within reach of attention: memory is as long as they are. Where absolute positions allow no
+    memory, the last ``seq_len`` of them are read.
+    """
+    reader = Reader.of(loaded, mem_len=length)
+    segments = loaded.config.segments
+    room = loaded.config.evaluation.batch_size * segments.seq_len * (segments.seq_len + segments.mem_len)
+    rows = max(1, room // (min(length, segments.seq_len) * (length + segments.seq_len)))
+    losses = []
+    batches = [places[start : start + rows] for start in range(0, len(places), rows)]
+    with console.bar(total=len(places), unit="target", description=f"{length} tokens of context") as shown:
+        for batch in batches:
+            windows = [text.tokens[place - length : place].tolist() for place in batch]
+            targets = torch.from_numpy(text.tokens[batch].astype(np.int64)).to(loaded.place.device)
+            log_probs, _ = reader.read(windows)
+            losses.append(-log_probs.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
+            shown.update(len(batch))
+    return np.concatenate(losses)
+
+
+def _search_report(search: Search) -> dict[str, Any]:
+    models = range(len(next(iter(search.losses.values()))))
+    return {
+        "longest": search.longest,
+        "lengths": [{str(share): search.lengths.get((model, share)) for share in SHARES} for model in models],
+        "losses": [{"context": length, "losses": loss.tolist()} for length, loss in search.losses.items()],
+        "gains": search.steps,
+    }

@@ -1,0 +1,194 @@
+"""Reading rows of tokens from left to right: what comes next, and what is remembered for going on.
+
+A model with memory reads a text once and then token by token. One with absolute positions has no memory; it reads its
+last ``seq_len`` tokens again for every token.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from xltrain.config.schema import Config
+from xltrain.errors import UsageError
+from xltrain.evaluation.loading import Loaded
+from xltrain.model.memory import Memory
+from xltrain.model.transformer import LanguageModel
+from xltrain.objectives.left_to_right import in_order
+from xltrain.training.build import autocast
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a model without memory goes on from.
+
+    tokens: (B, W) the last tokens of every row, and padding.
+    length: (B,) how many of them are text.
+    source: (B,) how many of these, from the first on, see one another.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    source: Tensor
+
+
+State = Memory | Window
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads from left to right, from the content stream or, where there is one, from the query stream.
+
+    query: predict from a query row at the place after the last token.
+    seq_len: tokens read at once.
+    mem_len: positions that are remembered; None: nothing is, and the last ``seq_len`` tokens are read again.
+    source: tokens given to :meth:`read` see one another, as the source of a seq2seq model does.
+    context: in which forwards run (autocast).
+    """
+
+    model: LanguageModel
+    seq_len: int
+    mem_len: int | None
+    query: bool
+    source: bool
+    context: Callable[[], AbstractContextManager[object]]
+
+    @classmethod
+    def of(cls, loaded: Loaded, *, seq_len: int | None = None, mem_len: int | None = None) -> "Reader":
+        """For a trained model; by default it sees as far back as the last token of a segment did in training."""
+        segments = loaded.config.segments
+        seq_len = seq_len or segments.seq_len
+        return cls(
+            model=loaded.model,
+            seq_len=seq_len,
+            mem_len=None if absolute(loaded.config) else longest_reach(loaded.config) if mem_len is None else mem_len,
+            query=loaded.config.objective.name == "permutation",
+            source=loaded.config.objective.name == "seq2seq",
+            context=lambda: autocast(loaded.config.training.precision, loaded.place.device),
+        )
+
+    @torch.no_grad()
+    def read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, State]:
+        """Read B texts of one token or more from their beginnings.
+
+        Segments are cut from a text's end, so that they do not depend on the other rows. Shorter rows are padded in
+        front, where nobody sees it.
+
+        Returns:
+            (B, V) log-probabilities of the next token, and the state to go on from.
+        """
+        device = next(self.model.parameters()).device
+        if self.mem_len is None:
+            window = self._window([list(row)[-self.room :] for row in rows], device)
+            return self._again(window), window
+        width = max(map(len, rows))
+        tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)  # (B, W)
+        length = torch.tensor([len(row) for row in rows], device=device)  # (B,)
+        memory = self.model.empty_memory(rows=len(rows), mem_len=self.mem_len)
+        last = torch.empty(0)
+        for stop in range(width - (width - 1) // self.seq_len * self.seq_len, width + 1, self.seq_len):
+            start = max(0, stop - self.seq_len)
+            text = torch.arange(start, stop, device=device) >= width - length[:, None]  # (B, T)
+            last, memory = self._advance(tokens[:, start:stop], text, memory, source=self.source)
+            read = (length - (width - stop)).clamp(min=0, max=self.mem_len)  # (B,)
+            memory = replace(memory, length=read)  # padding is not remembered
+        return self._log_probs(last), memory
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read one more token (B,) in every row; returns as :meth:`read`."""
+        if isinstance(state, Window):
+            state = self._appended(state, tokens)
+            return self._again(state), state
+        text = torch.ones_like(tokens, dtype=torch.bool)[:, None]  # (B, 1)
+        last, memory = self._advance(tokens[:, None], text, state, source=False)
+        return self._log_probs(last), memory
+
+    def _advance(self, tokens: Tensor, text: Tensor, memory: Memory, *, source: bool) -> tuple[Tensor, Memory]:
+        """Hidden state (B, D) from which the token after the last is predicted, and the memory with (B, T) tokens."""
+        count = tokens.shape[1]
+        order = in_order(text, source=torch.full_like(tokens[:, 0], count) if source else None)  # (B, T)
+        place = count - 1
+        if self.query:  # a place for the query row to stand at; its token is seen by nobody and not remembered
+            tokens = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1)  # (B, T+1)
+            order = torch.cat([order, torch.full_like(order[:, :1], count)], dim=1)  # (B, T+1)
+            place = count
+        with self.context():
+            hidden, memory = self.model.hidden(
+                tokens,
+                order,
+                memory,
+                stream="query" if self.query else "content",
+                predict=torch.full_like(tokens[:, :1], place),  # (B, 1)
+                remember=count,
+            )
+        return hidden[:, 0], memory
+
+    @property
+    def room(self) -> int:
+        """Tokens of a window, where nothing is remembered; one place of a segment is the query row's."""
+        return self.seq_len - self.query
+
+    def _window(self, rows: list[list[int]], device: torch.device) -> Window:
+        width = max(map(len, rows))
+        length = torch.tensor([len(row) for row in rows], device=device)  # (B,)
+        return Window(
+            tokens=torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device),  # (B, W)
+            length=length,
+            source=length if self.source else torch.zeros_like(length),
+        )
+
+    def _again(self, window: Window) -> Tensor:
+        """(B, V) log-probabilities of the token after a window, reading all of it."""
+        tokens, place = window.tokens, window.length - 1
+        if self.query:
+            tokens, place = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1), window.length  # (B, W+1)
+        text = torch.arange(tokens.shape[1], device=tokens.device) <= place[:, None]
+        with self.context():
+            hidden, _ = self.model.hidden(
+                tokens,
+                in_order(text, source=window.source),
+                self.model.empty_memory(rows=tokens.shape[0], mem_len=0),
+                stream="query" if self.query else "content",
+                predict=place[:, None],  # (B, 1)
+            )
+        return self._log_probs(hidden[:, 0])
+
+    def _appended(self, window: Window, tokens: Tensor) -> Window:
+        """The window with one more token (B,) per row, and without the first where it would grow too long."""
+        grown = torch.cat([window.tokens, torch.zeros_like(tokens)[:, None]], dim=1)  # (B, W+1)
+        grown = grown.scatter(1, window.length[:, None], tokens[:, None])
+        full = window.length == self.room  # (B,)
+        grown = torch.where(full[:, None], grown.roll(-1, dims=1), grown)
+        return Window(
+            tokens=grown[:, : self.room],
+            length=(window.length + 1).clamp(max=self.room),
+            source=(window.source - full.long()).clamp(min=0),
+        )
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        """(B, D) -> (B, V)"""
+        with self.context():
+            return self.model.softmax.log_probs(hidden)
+
+
+def absolute(config: Config) -> bool:
+    """Whether places are counted from a segment's beginning, so that nothing can be remembered."""
+    return config.model.positions in ("sinusoid", "learned")
+
+
+def longest_reach(config: Config) -> int:
+    """How many positions before it the last token of a segment sees in training, in every layer."""
+    segments = config.segments
+    return segments.mem_len if config.model.same_length else segments.mem_len + segments.seq_len - 1
+
+
+def refuse_masked(config: Config, *, what: str) -> None:
+    """Raise a :class:`UsageError` for a model that cannot read from left to right."""
+    if config.objective.name == "masked":
+        raise UsageError(
+            f"{what} needs a model that predicts from what comes before; this run's objective is masked, whose "
+            "predictions see both sides: use a causal, permutation or seq2seq run"
+        )
