@@ -12,6 +12,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from xltrain.config.load import section_within
 from xltrain.config.schema import Config
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -52,22 +53,17 @@ def summary(section: type[BaseModel]) -> str:
 
 
 def entries(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """A list item per key; keys of a section within a section are dotted."""
+    """A list item per key; keys of a section within a section are dotted, once where several fields hold that one."""
+    told = set()
     for name, field in section.model_fields.items():
-        inner = sections_in(field.annotation)
+        inner = section_within(field.annotation)
         what = " ".join((field.description or "").split())
-        if inner is None or type(None) in typing.get_args(field.annotation):
+        several = typing.get_origin(field.annotation) is list
+        if inner is None or several or type(None) in typing.get_args(field.annotation):
             yield f"- **`{prefix}{name}`** ({kind(field)}; {default(field)})\\\n  {what}"
-        if inner is not None:
-            yield from entries(inner, f"{prefix}{name}.")
-
-
-def sections_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, if it holds one."""
-    for candidate in (annotation, *typing.get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+        if inner is not None and inner not in told:
+            yield from entries(inner, f"{prefix}{name}{'[]' if several else ''}.")
+            told.add(inner)
 
 
 def kind(field: FieldInfo) -> str:

@@ -85,10 +85,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
 @pytest.fixture(scope="session")
 def spiece(corpus: corpora.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentencepiece model of 500 pieces, trained on the invented language."""
-    from xltrain.data.prepare import make_tokenizer
+    from xltrain.data.prepare import corpus_sources, make_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = make_tokenizer(corpora.config_for(corpus.train, folder), [corpus.train])
+    config = corpora.config_for(corpus.train, folder)
+    tokenizer = make_tokenizer(config, corpus_sources(config)["train"])
     path = folder / "spiece.model"
     path.write_bytes(tokenizer.files()["spiece.model"])
     return path

@@ -1,7 +1,7 @@
 """Texts, configurations and token streams that tests are made of."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import yaml
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
+from xltrain.data.corpus import Counts, Document, cut_file
 from xltrain.data.store import Split
 
 TRAIN_SHA256 = "3f2edfda0d81c2b07ce1c1e74528980a86acec12e6c61ad06689b9b968dd3051"
@@ -106,3 +107,10 @@ def split_of(lengths: Iterable[int], *, name: str = "train", vocab_size: int | N
     documents = len(ends)
     counts = {"documents": documents, "lines": documents, "bytes": total, "characters": total, "words": documents}
     return Split(name, tokens, ends, counts | {"tokens": total - documents, "unknown": 0})
+
+
+def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
+    """Documents of plain text files, a long one in parts."""
+    for path in paths:
+        for piece in cut_file(path, separator=separator):
+            yield from piece.documents(counts)

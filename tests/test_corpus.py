@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xltrain.data import corpus as corpus_module
-from xltrain.data.corpus import Counts, TextPiece, cut_file, find_files, read_documents, read_lines
+from xltrain.data.corpus import Counts, TextPiece, cut_file, read_lines
+from xltrain.data.files import find_files
 from xltrain.data.prepare import prepare
 from xltrain.data.store import Store
 from xltrain.errors import UsageError
@@ -25,7 +26,7 @@ def write(path: Path, content: bytes | str) -> Path:
 
 
 def documents(path: Path, separator: str = "blank_line", counts: Counts | None = None) -> list[list[str]]:
-    return [found.lines for found in read_documents([path], separator=separator, counts=counts)]
+    return [found.lines for found in corpora.read_documents([path], separator=separator, counts=counts)]
 
 
 def built(train: Path | list[Path], folder: Path, **tokenizer: object) -> Store:
@@ -41,7 +42,7 @@ def refused(train: Path, folder: Path) -> str:
     """The message for a corpus that must be refused, after a look that nothing is left behind."""
     with pytest.raises(UsageError) as caught:
         built(train, folder)
-    assert list((folder / "cache").iterdir()) == []
+    assert list((folder / "cache").glob("*")) == []
     return str(caught.value)
 
 
@@ -89,10 +90,15 @@ def test_a_byte_order_mark_is_no_text_in_any_file(corpus: corpora.Corpus, tmp_pa
         ("words and words\n".encode("utf-16-le"), "not UTF-8, it looks like UTF-16"),
         ("words and words\n".encode("utf-16"), "not UTF-8, it looks like UTF-16"),
         ("语料库的文字\n".encode("gb18030"), "not UTF-8 text (byte 0 is 0xd3)"),
-        (gzip.compress(b"words\n"), "a gzip file, not text"),
-        (lzma.compress(b"words\n"), "a xz file, not text"),
-        (bz2.compress(b"words\n"), "a bzip2 file, not text"),
-        (b"(\xb5/\xfd" + bytes(range(20)), "a zstd file, not text"),
+        (gzip.compress(b"words\n" * 99)[:-9], "a gzip file that is damaged or cut short"),
+        (lzma.compress(b"words\n" * 99)[:-20], "a xz file that is damaged or cut short"),
+        (bz2.compress(b"words\n" * 99)[:-9], "a bzip2 file that is damaged or cut short"),
+        (b"(\xb5/\xfd" + bytes(range(20)), "a zstd file that is damaged or cut short"),
+        (gzip.compress(bz2.compress(b"words\n")), "a bzip2 file within another one; unpack it first"),
+        (gzip.compress("words\n".encode("utf-16")), "not UTF-8, it looks like UTF-16"),
+        (gzip.compress(b"words \xff\n"), "not UTF-8 text (byte 6 is 0xff)"),
+        (gzip.compress(b""), "contains no text"),
+        (b"PAR1 and no more", "a Parquet file that cannot be read"),
         (b"PK\x03\x04" + bytes(range(20)), "a zip file, not text"),
         (b"", "contains no text"),
         (b"\n\n\n", "contains no text"),
@@ -157,7 +163,7 @@ def test_documents_end_where_the_separator_says(tmp_path: Path, separator: str, 
 def test_a_file_always_ends_a_document(tmp_path: Path):
     paths = [write(tmp_path / name, f"{name}\n") for name in ("a", "b")]
     empty = write(tmp_path / "empty", "\n")
-    found = read_documents([paths[0], empty, paths[1]], separator="file")
+    found = corpora.read_documents([paths[0], empty, paths[1]], separator="file")
     assert [document.lines for document in found] == [["a\n"], ["b\n"]]
 
 
@@ -258,7 +264,7 @@ def test_the_parts_of_a_long_document_are_the_document(
     monkeypatch.setattr(corpus_module, "PART_CHARACTERS", size)
     joined: list[list[str]] = []
     open_document = False
-    for part in read_documents([path], separator=separator, counts=again):
+    for part in corpora.read_documents([path], separator=separator, counts=again):
         if open_document:
             joined[-1] += part.lines
         else:

@@ -106,7 +106,7 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_suspected(corpus: corpora.Co
 
 def remark(folder: Path) -> None:
     """Write the completeness mark of a checkpoint again, after a change that should pass for sound."""
-    from xltrain.data.corpus import digest
+    from xltrain.data.files import digest
 
     names = [path for path in folder.iterdir() if path.name != "complete.json"]
     mark = {path.name: {"bytes": path.stat().st_size, "digest": digest(path)} for path in names}

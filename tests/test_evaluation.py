@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts, read_documents
+from xltrain.data.corpus import Counts
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.streams import NO_TOKEN
 from xltrain.data.tokenizer import CharTokenizer, train_characters
@@ -309,7 +309,7 @@ def chinese(folder: Path, lines: int, end: str) -> Split:
     path = folder / "zh.txt"
     path.write_bytes(("我們學習語言。" + end).encode("utf-8") * lines)
     counts = Counts()
-    documents = list(read_documents([path], separator="blank_line", counts=counts))
+    documents = list(corpora.read_documents([path], separator="blank_line", counts=counts))
     tokenizer = train_characters([line for document in documents for line in document.lines], vocab_size=None)
     return split_in_memory("validation", documents, counts, tokenizer)
 

@@ -13,7 +13,7 @@ import corpora
 import numpy as np
 import pytest
 
-from xltrain.data.prepare import corpus_files, fingerprints, prepare
+from xltrain.data.prepare import corpus_sources, fingerprints, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
 from xltrain.errors import UsageError
@@ -35,7 +35,7 @@ def build(data: dict[str, Any]) -> Store:
 
 def mark(data: dict[str, Any]) -> str:
     config = corpora.checked(data)
-    return fingerprints(config, corpus_files(config))["fingerprint"]
+    return fingerprints(config, corpus_sources(config))["fingerprint"]
 
 
 # --- what comes out is what went in

@@ -1,6 +1,7 @@
 """`prepare` and `pretrain`."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ def prepare(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False)
     from xltrain.config.load import load_config
     from xltrain.data.prepare import prepare as build
 
-    prepared = build(load_config(config, set_ or ()))
+    prepared = build(load_config(config, set_ or ()), standard_input=sys.stdin.buffer)
     store = prepared.store
     found = {
         "vocab_size": store.vocab_size,

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from xltrain.config import init_from
 from xltrain.config.base import Problem, Section
 from xltrain.config.schema import Config, RunConfig
+from xltrain.config.text import ENTRY_KINDS
 from xltrain.errors import UsageError
 
 
@@ -202,14 +203,14 @@ def _apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[Pro
 
 
 def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Problem:
-    location = [str(part) for part in detail["loc"]]
+    location = [str(part) for part in _untagged(detail["loc"])]
     dotted = ".".join([section, *location])
     owner, value = _owner(kind, location), detail["input"]
     if detail["type"] == "extra_forbidden":
         return dotted, _unknown(location[-1], owner)
     if detail["type"] == "missing" and location[-1] in owner.model_fields:
         field = owner.model_fields[location[-1]]
-        return dotted, f"is missing ({(field.description or '').rstrip('.')})"
+        return dotted, f"is missing ({' '.join((field.description or '').split()).rstrip('.')})"
     if detail["type"] == "missing":  # an entry of a list of fixed length
         return ".".join([section, *location[:-1]]), f"{list(value)} is not allowed: it has too few entries"
     if detail["type"] == "model_type":
@@ -228,16 +229,32 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
     return dotted, f"{value!r} is not allowed: {message}{hint}"
 
 
+def _untagged(location: Sequence[int | str]) -> list[int | str]:
+    """A place in the configuration without pydantic's name for the kind of a list's entry."""
+    return [
+        part
+        for number, part in enumerate(location)
+        if not (number and isinstance(location[number - 1], int) and part in ENTRY_KINDS)
+    ]
+
+
 def _owner(kind: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     """The section that the last part of ``location`` belongs to."""
     for part in location[:-1]:
+        if part.isdigit():  # the number of a list's entry
+            continue
         field = kind.model_fields.get(part)
         if field is None:
             break
-        for candidate in (field.annotation, *get_args(field.annotation)):
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                kind = candidate
+        kind = section_within(field.annotation) or kind
     return kind
+
+
+def section_within(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, itself or as the entries of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := section_within(part)) is not None), None)
 
 
 def _unknown(name: str, kind: type[BaseModel]) -> str:

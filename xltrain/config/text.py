@@ -1,26 +1,106 @@
 """Sections that say what is read: the corpus, the tokenizer, the segments."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from xltrain.config.base import Count, Float, Length, Problem, Section, TextList
+
+
+class SourceConfig(Section):
+    """Text of one kind, where a path alone does not say enough: files, or a dataset of the library `datasets`."""
+
+    files: TextList = Field(default_factory=list)
+    """Files, globs or addresses."""
+    format: Literal["text", "jsonl", "parquet"] | None = None
+    """What the files hold; by default, Parquet is known by its first bytes and JSON Lines by `.jsonl` or `.ndjson`."""
+    dataset: str | None = None
+    """Name of a dataset, a folder that `save_to_disk` wrote, or a loader such as `json` with `data_files`."""
+    config: str | None = None
+    """Configuration of the dataset."""
+    split: str | None = None
+    """Split of the dataset; by default the one that the list is for: `train`, `validation` or `test`."""
+    data_files: TextList = Field(default_factory=list)
+    """Files for the dataset's loader."""
+    streaming: bool = False
+    """Read the dataset as it arrives, instead of downloading it first."""
+    text_field: str | None = None
+    """Field or column with the text; `corpus.text_field` by default."""
+    weight: Float = Field(1.0, gt=0.0)
+    """How often the source is taken: 3 is three times, 0.25 a quarter of its documents (corpus.train only)."""
+    seed: Length = Field(0, le=2**32 - 1)
+    """Another number takes other documents, where the weight is not whole."""
+
+    def problems(self) -> list[Problem]:
+        found = []
+        if bool(self.files) == (self.dataset is not None):
+            found.append(("files", "give either files or dataset"))
+        of_datasets = {
+            name: value
+            for name, value in (
+                ("config", self.config),
+                ("split", self.split),
+                ("data_files", self.data_files),
+                ("streaming", self.streaming),
+            )
+            if value and self.dataset is None
+        }
+        found += [(name, "goes with dataset, not with files; leave it out") for name in of_datasets]
+        if self.format is not None and self.dataset is not None:
+            found.append(("format", "goes with files, not with dataset; leave it out"))
+        return found
+
+
+def _entries(value: Any) -> Any:
+    """A list of sources; one stands for a list of one. YAML reads a lone dash as a list of nothing."""
+    if value == [None]:
+        return ["-"]
+    return [value] if isinstance(value, str | dict) else value
+
+
+ENTRY_KINDS = ("path", "source")
+"""What pydantic calls the two kinds of an entry, in the places that it names."""
+
+Sources = Annotated[
+    list[
+        Annotated[
+            Annotated[str, Tag("path")] | Annotated[SourceConfig, Tag("source")],
+            Discriminator(lambda entry: ENTRY_KINDS[isinstance(entry, dict | SourceConfig)]),
+        ]
+    ],
+    BeforeValidator(_entries),
+]
 
 
 class CorpusConfig(Section):
     """The raw text."""
 
-    train: TextList = Field(min_length=1)
-    """UTF-8 text files or globs to train on."""
-    validation: TextList = Field(default_factory=list)
-    """Files or globs for validation during training; none: no validation."""
-    test: TextList = Field(default_factory=list)
-    """Files or globs for a final evaluation with `eval-ppl --split test`."""
-    document_separator: Literal["blank_line", "line", "file", "two_columns"] = "blank_line"
-    """What ends a document: a blank line, every line, or only the end of a file. Each document ends with `<eod>`.
+    train: Sources = Field(min_length=1)
+    """What to train on: text, JSON Lines and Parquet files, each compressed or not, by path, glob or address
+    (`s3://...`), or mappings with the keys below. `-` is standard input, for `prepare`."""
+    validation: Sources = Field(default_factory=list)
+    """The same for validation during training; none: no validation."""
+    test: Sources = Field(default_factory=list)
+    """The same for a final evaluation with `eval-ppl --split test`."""
+    document_separator: Literal["blank_line", "line", "file", "record", "two_columns"] = "blank_line"
+    """What ends a document: a blank line, every line, or only the end of a file. Records of JSON Lines, Parquet and
+    datasets are documents of their own with `blank_line` and with `record`, which allows nothing else than records.
+    Each document ends with `<eod>`.
     `two_columns`: every line is a pair, a source, one tab and a target (objective seq2seq); `<sep>` parts them."""
+    text_field: str = "text"
+    """Field or column of records that holds their text."""
     cache_dir: str = ".xltrain"
     """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
+
+    def problems(self) -> list[Problem]:
+        found = []
+        for name, entries in (("train", self.train), ("validation", self.validation), ("test", self.test)):
+            for number, entry in enumerate(entries):
+                if isinstance(entry, SourceConfig):
+                    found += [(f"{name}.{number}.{key}", text) for key, text in entry.problems()]
+                    if name != "train" and entry.weight != 1:
+                        found.append((f"{name}.{number}.weight", "is for corpus.train; other text is read once"))
+        return found
 
 
 class TokenizerConfig(Section):

@@ -1,6 +1,6 @@
-"""Raw text files as documents of lines.
+"""Text as documents of lines, and the plain text file that is read in pieces.
 
-Treatment of what text files contain, the same in vocabulary training, tokenising and evaluation:
+Treatment of what text contains, in files of any kind and the same in vocabulary training, tokenising and evaluation:
 
 - UTF-8 is checked, not guessed; anything else is refused, by file and byte.
 - Lines end at LF only. CR, NUL and U+FEFF (byte-order mark) are removed wherever they stand.
@@ -8,14 +8,12 @@ Treatment of what text files contain, the same in vocabulary training, tokenisin
 - A line of white space only counts as blank.
 """
 
-import glob
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from xltrain.data.files import HEAD, AnyFile, check_text, file_size, is_packed, open_raw, reading
 from xltrain.errors import UsageError
 
 BLOCK = 1 << 20
@@ -23,19 +21,48 @@ PIECE_BYTES = 32 << 20
 """A plain text file is cut into pieces of about this size, so that several processes can read it."""
 PART_CHARACTERS = 4_000_000
 """A document longer than this comes in several parts; bounds the memory that its lines take."""
+PACKED = 3
+"""How many bytes of text a byte of a compressed file is taken for, in progress and in the distribution of work."""
+CUTS = {"blank_line": "blank_line", "line": "line", "two_columns": "line", "file": "start"}
+"""Behind what a text file may be cut, for each way in which documents end."""
 _REMOVED = str.maketrans("", "", "\r\0\ufeff")
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
 
 
 @dataclass
 class Counts:
-    """What a text holds. ``lines`` as `wc -l` counts them; ``characters`` include line ends, ``bytes`` are raw."""
+    """What a text holds, and what of it was left out.
+
+    ``lines`` as `wc -l` counts them; ``characters`` include line ends; ``bytes`` are those of the text before anything
+    is removed, unpacked and without the JSON around it. The rest counts what is dropped: characters that are removed,
+    records without text, and documents that a source's weight leaves out.
+    """
 
     documents: int = 0
     lines: int = 0
     bytes: int = 0
     characters: int = 0
     words: int = 0
+    carriage_returns: int = 0
+    nulls: int = 0
+    byte_order_marks: int = 0
+    empty_records: int = 0
+    unsampled_documents: int = 0
+
+    def text(self) -> dict[str, int]:
+        """What is there."""
+        return {name: value for name, value in asdict(self).items() if name in _OF_TEXT}
+
+    def dropped(self) -> dict[str, int]:
+        """What was left out."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_TEXT}
+
+    def add(self, other: "Counts") -> None:
+        """Add what another part of the text holds."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+_OF_TEXT = ("documents", "lines", "bytes", "characters", "words")
 
 
 @dataclass
@@ -72,16 +99,13 @@ class Piece(Protocol):
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Bytes ``start`` to ``stop`` of a text file, cut where a document ends."""
+    """Bytes ``start`` to ``stop`` of a text file, cut where a document ends; all of it without a ``stop``."""
 
-    path: Path
+    path: AnyFile
     start: int
-    stop: int
+    stop: int | None
     separator: str
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+    size: int
 
     def documents(self, counts: Counts | None = None) -> Iterator[Document]:
         return split_documents(self.lines(counts), separator=self.separator, place=self._line, counts=counts)
@@ -90,25 +114,37 @@ class TextPiece:
         return read_lines(self.path, counts, start=self.start, stop=self.stop)
 
     def _line(self, number: int) -> str:
-        with self.path.open("rb") as file:
+        with open_raw(self.path) as file:
             before = sum(block.count(b"\n") for block in _blocks(file, self.start))
         return f"{self.path}, line {before + number:,}"
 
 
-def cut_file(path: Path, *, separator: str, size: int | None = None) -> list[TextPiece]:
+def cut_file(path: AnyFile, *, separator: str, size: int | None = None) -> list[TextPiece]:
     """Pieces of about ``size`` bytes (:data:`PIECE_BYTES`), or of one document where that is longer.
 
-    Only the text around the cuts is read. With ``separator`` ``file`` there is nothing to cut.
+    Only the text around the cuts is read. With ``separator`` ``file`` there is nothing to cut, and a compressed file
+    can only be read from its beginning.
     """
-    total, size = path.stat().st_size, size or PIECE_BYTES
+    if is_packed(path):
+        return [TextPiece(path, 0, None, separator, size=PACKED * file_size(path))]
+    bounds = cut_bytes(path, at=CUTS[separator], size=size or PIECE_BYTES)
+    return [TextPiece(path, start, stop, separator, size=stop - start) for start, stop in pairwise(bounds)]
+
+
+def cut_bytes(path: AnyFile, *, at: str, size: int) -> list[int]:
+    """Places that cut a file into parts of about ``size`` bytes, its beginning and its end included.
+
+    ``at``: ``line`` or ``blank_line``, behind which it may be cut; ``start``: nowhere else than there.
+    """
+    total = file_size(path)
     bounds = [0]
-    if separator != "file":
-        with path.open("rb") as file:
+    if at != "start":
+        with open_raw(path) as file:
             while bounds[-1] + size < total:
-                bounds.append(_next_cut(file, bounds[-1] + size, separator))
+                bounds.append(_next_cut(file, bounds[-1] + size, at))
     if bounds[-1] < total or total == 0:
         bounds.append(total)
-    return [TextPiece(path, *ends, separator) for ends in pairwise(bounds)]
+    return bounds
 
 
 def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
@@ -132,56 +168,12 @@ def _next_cut(file: BinaryIO, place: int, separator: str) -> int:
 def _is_blank(line: bytes) -> bool:
     if b" " < line[:1] < b"\x7f":
         return False
-    return not _cleaned(line.decode("utf-8", errors="replace")).strip()
+    return not cleaned_text(line.decode("utf-8", errors="replace")).strip()
 
 
-def find_files(patterns: Sequence[str], *, key: str) -> list[Path]:
-    """Files of paths and globs, in the order of the patterns and sorted within each; a file counts once.
-
-    Raises:
-        UsageError: naming every pattern that matches no file.
-    """
-    found: dict[Path, None] = {}
-    missing = []
-    for pattern in patterns:
-        path = Path(pattern).expanduser()
-        matches = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
-        matches = [match for match in matches if match.is_file()]
-        if not matches:
-            missing.append(pattern)
-        found.update(dict.fromkeys(matches))
-    if missing:
-        raise UsageError(f"{key}: no file matches {', '.join(missing)} (working directory {Path.cwd()})")
-    return list(found)
-
-
-def check_readable(path: Path) -> None:
-    """Refuse what is plainly not UTF-8 text.
-
-    Raises:
-        UsageError: naming the file and what it looks like.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(4096)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    for magic, name in _COMPRESSED.items():
-        if head.startswith(magic):
-            raise UsageError(f"{path}: a {name} file, not text; unpack it first")
-    if head.startswith(b"BZh") and head[4:10] == b"1AY&SY":  # "BZh" alone could begin a text
-        raise UsageError(f"{path}: a bzip2 file, not text; unpack it first")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 10 > len(head):
-        raise UsageError(f"{path}: not UTF-8, it looks like UTF-16 or UTF-32; convert it with iconv -t UTF-8")
-
-
-def digest(path: Path) -> str:
-    """Fingerprint of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def read_lines(path: Path, counts: Counts | None = None, *, start: int = 0, stop: int | None = None) -> Iterator[str]:
+def read_lines(
+    path: AnyFile, counts: Counts | None = None, *, start: int = 0, stop: int | None = None
+) -> Iterator[str]:
     """Lines of a UTF-8 file, cleaned as said above, with their line ends.
 
     ``start`` and ``stop`` (the end of the file by default) are bytes, and must be where lines begin.
@@ -189,46 +181,60 @@ def read_lines(path: Path, counts: Counts | None = None, *, start: int = 0, stop
     Raises:
         UsageError: naming the file and the first byte that is not UTF-8.
     """
-    check_readable(path)
-    with path.open("rb") as file:
-        done = file.seek(start)
+    with reading(path) as file:
+        done = file.seek(start) if start else 0
         while block := file.read(BLOCK if stop is None else min(BLOCK, stop - done)):
             if done + len(block) != stop:
                 block += file.readline()
-            try:
-                text = _cleaned(block.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise UsageError(
-                    f"{path}: not UTF-8 text (byte {done + error.start} is 0x{block[error.start]:02x}); "
-                    "convert it with iconv -t UTF-8"
-                ) from None
+            if done == 0:
+                check_text(path, block[:HEAD])
+            text = decoded(block, name=str(path), place=done)
             done += len(block)
-            lines = text.split("\n")
-            last = lines.pop()
-            if counts is not None:
-                counts.bytes += len(block)
-                counts.lines += len(lines)
-                counts.characters += len(text)
-                counts.words += len(text.split())
-            for line in lines:
-                yield line + "\n"
-            if last:
-                yield last
+            yield from clean_lines(text, counts, num_bytes=len(block))
 
 
-def _cleaned(text: str) -> str:
+def decoded(block: bytes, *, name: str, place: int) -> str:
+    """Text of UTF-8 bytes, which stand at ``place`` of what ``name`` says.
+
+    Raises:
+        UsageError: naming the first byte that is not UTF-8.
+    """
+    try:
+        return block.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name}: not UTF-8 text (byte {place + error.start} is 0x{block[error.start]:02x}); "
+            "convert it with iconv -t UTF-8"
+        ) from None
+
+
+def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> Iterator[str]:
+    """Lines of a text that begins where a line does, cleaned as said above, with their line ends.
+
+    ``num_bytes``: how many bytes of UTF-8 it is.
+    """
+    cleaned = cleaned_text(text)
+    lines = cleaned.split("\n")
+    last = lines.pop()
+    if counts is not None:
+        counts.bytes += num_bytes
+        counts.lines += len(lines)
+        counts.characters += len(cleaned)
+        counts.words += len(cleaned.split())
+        if len(cleaned) != len(text):
+            counts.carriage_returns += text.count("\r")
+            counts.nulls += text.count("\0")
+            counts.byte_order_marks += text.count("\ufeff")
+    for line in lines:
+        yield line + "\n"
+    if last:
+        yield last
+
+
+def cleaned_text(text: str) -> str:
+    """``text`` without what is removed from every text."""
     unclean = "\r" in text or "\0" in text or "\ufeff" in text
     return text.translate(_REMOVED) if unclean else text
-
-
-def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | None = None) -> Iterator[Document]:
-    """Documents of files, ended as ``separator`` (corpus.document_separator) says and at the end of every file."""
-    for path in paths:
-
-        def place(number: int, path: Path = path) -> str:
-            return f"{path}, line {number:,}"
-
-        yield from split_documents(read_lines(path, counts), separator=separator, place=place, counts=counts)
 
 
 def split_documents(

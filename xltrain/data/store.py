@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def split_counts(
     """Counts of text and, from how often each id occurs, of tokens."""
     unknown = int(ids[tokenizer.unk]) if tokenizer.unk >= 0 else 0
     made = int(ids.sum()) - counts.documents * boundaries(tokenizer, between)
-    return asdict(counts) | {"tokens": made, "unknown": unknown}
+    return counts.text() | {"tokens": made, "unknown": unknown}
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from xltrain import console
 from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts, find_files
+from xltrain.data.corpus import Counts
 from xltrain.data.kinds import column_separator
 from xltrain.data.prepare import documents_of
+from xltrain.data.sources import find_sources
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place, find_place
@@ -77,12 +78,13 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
     patterns, key = (data, "--data") if data else (getattr(config.corpus, split), f"corpus.{split}")
     if not patterns:
         raise UsageError(f"this run's configuration names no {key}; give the text with --data FILE")
-    files, counts = find_files(patterns, key=key), Counts()
-    name = ", ".join(map(str, files)) if data else split
+    sources, counts = find_sources(patterns, config.corpus, key=key, split=split), Counts()
+    names = ", ".join(source.name for source in sources)
+    name = names if data else split
     between = column_separator(tokenizer) if config.two_columns else None
-    found = split_in_memory(name, documents_of(config, files, counts), counts, tokenizer, between=between)
+    found = split_in_memory(name, documents_of(sources, counts), counts, tokenizer, between=between)
     if found.num_documents == 0:
-        raise UsageError(f"{key}: {', '.join(map(str, files))} contains no text")
+        raise UsageError(f"{key}: {names} contains no text")
     if found.num_tokens < 2:
         raise UsageError(f"{key}: {name} has only one token; perplexity needs two")
     return found

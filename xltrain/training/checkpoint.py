@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from xltrain import console
 from xltrain.config.load import dump_config, load_config
 from xltrain.config.schema import Config
-from xltrain.data.corpus import digest
+from xltrain.data.files import digest
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.streams import Position
 from xltrain.data.tokenizer import Tokenizer

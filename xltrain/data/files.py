@@ -1,0 +1,198 @@
+"""Files here and elsewhere: found by pattern in a stable order, opened, unpacked, and known again by their content."""
+
+import bz2
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from xltrain.errors import UsageError
+
+HEAD = 4096
+"""Bytes from the beginning of a file that show what it is."""
+
+_PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
+_BZIP2 = (b"1AY&SY", b"\x17rE8P\x90")  # the first block, or none; "BZh" alone could begin a text
+_IDENTIFYING = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
+"""What storage systems call the mark of a file's content (S3 and HTTP, Google, Azure, others)."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file behind an address that fsspec knows, such as ``s3://bucket/a.txt``."""
+
+    address: str
+
+    @property
+    def name(self) -> str:
+        return self.address.rstrip("/").rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.address
+
+    def information(self) -> dict[str, Any]:
+        system, path = _system(self.address)
+        return dict(system.info(path))
+
+    def open(self) -> BinaryIO:
+        system, path = _system(self.address)
+        return cast(BinaryIO, system.open(path, "rb"))
+
+
+AnyFile = Path | RemoteFile
+
+
+def _system(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it.
+
+    Raises:
+        UsageError: if no file system of that name is known, or its package is not installed.
+    """
+    import fsspec
+
+    try:
+        return fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError) as error:  # fsspec's own words name the package, or the protocols that it knows
+        raise UsageError(f"{address}: cannot be reached ({error})") from None
+
+
+def find_files(patterns: Sequence[str], *, key: str) -> list[AnyFile]:
+    """Files of paths, addresses and globs, in the order of the patterns and sorted within each; a file counts once.
+
+    Raises:
+        UsageError: naming every pattern that matches no file.
+    """
+    return list(dict.fromkeys(file for files in find_each(patterns, key=key) for file in files))
+
+
+def find_each(patterns: Sequence[str], *, key: str) -> list[list[AnyFile]]:
+    """The files of each pattern, sorted; raises as :func:`find_files` does."""
+    found = [_remote(pattern) if "://" in pattern else _local(pattern) for pattern in patterns]
+    missing = [pattern for pattern, files in zip(patterns, found, strict=True) if not files]
+    if missing:
+        raise UsageError(f"{key}: no file matches {', '.join(missing)} (working directory {Path.cwd()})")
+    return found
+
+
+def _local(pattern: str) -> list[AnyFile]:
+    path = Path(pattern).expanduser()
+    matches = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
+    return [match for match in matches if match.is_file()]
+
+
+def _remote(pattern: str) -> list[AnyFile]:
+    """A local address (``file://``) becomes a path, so that it is the same file under either name."""
+    system, path = _system(pattern)
+    try:
+        names = [path] if system.isfile(path) else sorted(system.glob(path))
+        names = [name for name in names if system.isfile(name)]
+    except Exception as error:  # every file system has exceptions of its own
+        raise UsageError(f"{pattern}: cannot be reached ({_one_line(error)})") from None
+    if "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
+        return [Path(name) for name in names]
+    return [RemoteFile(system.unstrip_protocol(name)) for name in names]
+
+
+def file_size(file: AnyFile) -> int:
+    """Bytes of a file as it is stored."""
+    return file.stat().st_size if isinstance(file, Path) else int(file.information().get("size") or 0)
+
+
+def open_raw(file: AnyFile) -> BinaryIO:
+    return file.open("rb") if isinstance(file, Path) else file.open()
+
+
+@contextmanager
+def reading(file: AnyFile) -> Iterator[BinaryIO]:
+    """The content of a file, unpacked where its first bytes say that it is compressed.
+
+    Raises:
+        UsageError: if it cannot be read, here or in the middle of the block of the ``with``.
+    """
+    packed = None
+    try:
+        with open_raw(file) as raw:
+            packed = compression(raw.read(HEAD))
+            raw.seek(0)
+            with _unpacked(raw, packed) as content:
+                yield content
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        if packed is None:
+            raise UsageError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise UsageError(f"{file}: a {packed} file that is damaged or cut short ({_one_line(error)})") from None
+
+
+def _unpacked(raw: BinaryIO, packed: str | None) -> BinaryIO:
+    if packed == "gzip":
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if packed == "bzip2":
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if packed == "xz":
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    if packed == "zstd":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20)
+    return raw
+
+
+def compression(head: bytes) -> str | None:
+    """How the file that begins with ``head`` is compressed; None: not at all."""
+    for magic, name in _PACKED.items():
+        if head.startswith(magic):
+            return name
+    return "bzip2" if head.startswith(b"BZh") and head[4:10] in _BZIP2 else None
+
+
+def beginning(file: AnyFile) -> bytes:
+    """The first bytes of a file's content, unpacked."""
+    with reading(file) as content:
+        return content.read(HEAD)
+
+
+def is_packed(file: AnyFile) -> bool:
+    with open_raw(file) as raw:
+        return compression(raw.read(HEAD)) is not None
+
+
+def check_text(file: AnyFile, head: bytes) -> None:
+    """Refuse a file whose content, by its beginning, is plainly not UTF-8 text.
+
+    Raises:
+        UsageError: naming the file and what it looks like.
+    """
+    if head.startswith(b"PK\x03\x04"):
+        raise UsageError(f"{file}: a zip file, not text; unpack it first")
+    if compression(head) is not None:
+        raise UsageError(f"{file}: a {compression(head)} file within another one; unpack it first")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 10 > len(head):
+        raise UsageError(f"{file}: not UTF-8, it looks like UTF-16 or UTF-32; convert it with iconv -t UTF-8")
+
+
+def digest(file: AnyFile) -> str:
+    """Fingerprint of a file's bytes; of a remote file, what its storage calls the mark of its content, if it has one.
+
+    Raises:
+        UsageError: if the file cannot be read.
+    """
+    if isinstance(file, RemoteFile):
+        information = file.information()
+        marks = [str(information[name]) for name in _IDENTIFYING if information.get(name)]
+        if marks:
+            return f"{marks[0]} {information.get('size')}"
+    try:
+        with open_raw(file) as raw:
+            return hashlib.file_digest(raw, lambda: hashlib.blake2b(digest_size=16)).hexdigest()  # type: ignore[arg-type]
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror or error})") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

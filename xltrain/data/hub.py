@@ -1,0 +1,154 @@
+"""Datasets of the Hugging Face library ``datasets``: by name, or from a folder or files here."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from xltrain.data.corpus import PIECE_BYTES, Piece
+from xltrain.data.records import BATCH, RecordPiece, checked_text
+from xltrain.errors import UsageError
+
+STREAM_BYTES = 1 << 30
+"""Size that a streamed dataset is taken for in progress, since nobody knows it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``start`` to ``stop`` of a dataset with random access."""
+
+    dataset: Any
+    field: str
+    name: str
+    start: int
+    stop: int
+
+    def texts(self) -> Iterator[str | None]:
+        for first in range(self.start, self.stop, BATCH):
+            for value in self.dataset[first : min(first + BATCH, self.stop)][self.field]:
+                yield checked_text(value, f"{self.name}, field '{self.field}'")
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A shard of a dataset that is read from its beginning."""
+
+    dataset: Any
+    field: str
+    name: str
+
+    def texts(self) -> Iterator[str | None]:
+        for row in self.dataset:
+            yield checked_text(row[self.field], f"{self.name}, field '{self.field}'")
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """One split of a dataset.
+
+    dataset: the library's own, map-style or streaming, with the one column that is read.
+    identity: what names the content of a dataset that is not here; None: it is read to find out.
+    """
+
+    name: str
+    dataset: Any
+    field: str
+    separator: str
+    identity: str | None
+
+    def mark(self) -> Any:
+        """What is marked is the text, so that the same one is known again wherever it lies and however it is read."""
+        if self.identity is not None:
+            return ["dataset", self.field, self.identity]
+        found = hashlib.blake2b(digest_size=16)
+        for text in self._records().texts():
+            encoded = (text or "").encode()
+            found.update(b"%d %d " % (text is None, len(encoded)) + encoded)
+        return ["dataset", self.field, found.hexdigest()]
+
+    def pieces(self) -> list[Piece]:
+        if self._is_streamed():
+            shards = 1 if self.separator == "file" else max(1, int(getattr(self.dataset, "num_shards", 1)))
+            parts = [self.dataset.shard(shards, number) for number in range(shards)] if shards > 1 else [self.dataset]
+            size = STREAM_BYTES // shards
+            return [
+                RecordPiece(self.name, Streamed(part, self.field, self.name), self.separator, size) for part in parts
+            ]
+        rows = len(self.dataset)
+        total = max(1, int(self.dataset.data.nbytes))
+        count = 1 if self.separator == "file" else min(max(1, rows), -(-total // PIECE_BYTES))
+        bounds = [rows * number // count for number in range(count + 1)]
+        return [
+            RecordPiece(
+                self.name, Rows(self.dataset, self.field, self.name, *ends), self.separator, size=total // count
+            )
+            for ends in pairwise(bounds)
+        ]
+
+    def _records(self) -> Rows | Streamed:
+        if self._is_streamed():
+            return Streamed(self.dataset, self.field, self.name)
+        return Rows(self.dataset, self.field, self.name, 0, len(self.dataset))
+
+    def _is_streamed(self) -> bool:
+        from datasets import IterableDataset
+
+        return isinstance(self.dataset, IterableDataset)
+
+
+def open_dataset(
+    dataset: str,
+    *,
+    config: str | None,
+    split: str,
+    data_files: Sequence[str],
+    streaming: bool,
+    field: str,
+    separator: str,
+    key: str,
+) -> DatasetSource:
+    """A split of a dataset: of a folder that ``save_to_disk`` wrote, or of whatever ``datasets`` finds by that name.
+
+    Raises:
+        UsageError: if it cannot be found or loaded, or has no such split or field.
+    """
+    import datasets
+
+    name = f"{dataset} ({', '.join(part for part in (config, split) if part)})"
+    folder = Path(dataset).expanduser()
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            found, identity = _from_disk(datasets.load_from_disk(str(folder)), split, streaming), None
+        else:
+            builder = datasets.load_dataset_builder(
+                str(folder) if folder.exists() else dataset, config, data_files=list(data_files) or None
+            )
+            here = folder.exists() or (data_files and not any("://" in path for path in data_files))
+            # What the builder is named after: the files' own marks, or the commit that they are of.
+            identity = None if here else f"{builder.dataset_name} {builder.config_id} {builder.hash} {split}"
+            if streaming:
+                found = builder.as_streaming_dataset(split)
+            else:
+                builder.download_and_prepare()
+                found = builder.as_dataset(split)
+    except UsageError:
+        raise
+    except Exception as error:  # the library's loaders raise whatever their files, its servers and its code do
+        problem = " ".join(str(error).split())
+        raise UsageError(f"{key}: the dataset {name} cannot be loaded: {problem or type(error).__name__}") from None
+    columns = list(found.column_names or [])
+    if field not in columns:
+        raise UsageError(
+            f"{key}: the dataset {name} has no field '{field}', only {', '.join(columns)}; name it by text_field"
+        )
+    return DatasetSource(name, found.select_columns([field]), field, separator, identity)
+
+
+def _from_disk(found: Any, split: str, streaming: bool) -> Any:
+    if hasattr(found, "keys"):
+        if split not in found:
+            raise UsageError(f"it has the splits {', '.join(found)}, not {split}")
+        found = found[split]
+    return found.to_iterable_dataset() if streaming else found

@@ -1,0 +1,208 @@
+"""What an entry of ``corpus.train``, ``corpus.validation`` or ``corpus.test`` stands for.
+
+A source gives *pieces*, which any process can read on its own; all of them in order are the whole source. Everything
+that reads text, from the vocabulary to perplexity, reads it through sources.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from xltrain import console
+from xltrain.config.text import CorpusConfig, SourceConfig
+from xltrain.data.corpus import Counts, Document, Piece, cut_file
+from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files
+from xltrain.data.records import json_pieces, parquet_pieces
+from xltrain.errors import UsageError
+
+STANDARD_INPUT = "-"
+_PACKED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
+_JSON_SUFFIXES = (".jsonl", ".ndjson")
+
+
+class Source(Protocol):
+    """Text from one place."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def mark(self) -> Any:
+        """Plain data that differs where any byte of the content does, or how it is read; never the place it lies."""
+        ...
+
+    def pieces(self) -> list[Piece]: ...
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """One file: plain text, JSON Lines or Parquet."""
+
+    file: AnyFile
+    format: str
+    field: str
+    separator: str
+
+    @property
+    def name(self) -> str:
+        return str(self.file)
+
+    def mark(self) -> Any:
+        content = digest(self.file)
+        return content if self.format == "text" else [self.format, self.field, content]
+
+    def pieces(self) -> list[Piece]:
+        if self.format == "jsonl":
+            return list(json_pieces(self.file, field=self.field, separator=self.separator))
+        if self.format == "parquet":
+            return list(parquet_pieces(self.file, field=self.field, separator=self.separator))
+        return list(cut_file(self.file, separator=self.separator))
+
+
+@dataclass(frozen=True)
+class SampledSource:
+    """Some documents of another source: those whose hash falls into ``share``."""
+
+    source: Source
+    share: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def mark(self) -> Any:
+        return ["sampled", self.share, self.seed, self.source.mark()]
+
+    def pieces(self) -> list[Piece]:
+        return [SampledPiece(piece, self.share, self.seed) for piece in self.source.pieces()]
+
+
+@dataclass(frozen=True)
+class SampledPiece:
+    """Some documents of a piece. A document is taken by its own text, so that it does not matter how text is cut."""
+
+    piece: Piece
+    share: float
+    seed: int
+
+    @property
+    def size(self) -> int:
+        return max(1, round(self.piece.size * self.share))
+
+    def documents(self, counts: Counts | None = None) -> Iterator[Document]:
+        whole = Counts()
+        taken: bool | None = None  # of the document whose parts are coming
+        for document in self.piece.documents(whole):
+            if taken is None:
+                taken = self._takes(document)
+            if taken:
+                _count(document, counts)
+                yield document
+            elif document.complete and counts is not None:
+                counts.unsampled_documents += 1
+            if document.complete:
+                taken = None
+        if counts is not None:
+            for name in whole.dropped():
+                setattr(counts, name, getattr(counts, name) + getattr(whole, name))
+
+    def lines(self, counts: Counts | None = None) -> Iterator[str]:
+        for document in self.documents(counts):
+            yield from document.lines
+
+    def _takes(self, document: Document) -> bool:
+        key = self.seed.to_bytes(8, "little")
+        drawn = hashlib.blake2b("".join(document.lines).encode(), digest_size=8, key=key).digest()
+        return int.from_bytes(drawn, "little") < self.share * 2**64
+
+
+def _count(document: Document, counts: Counts | None) -> None:
+    if counts is None:
+        return
+    counts.documents += document.complete
+    for line in document.lines:
+        counts.lines += line.endswith("\n")
+        counts.bytes += len(line.encode())
+        counts.characters += len(line)
+        counts.words += len(line.split())
+
+
+def find_sources(
+    entries: Sequence[str | SourceConfig], corpus: CorpusConfig, *, key: str, split: str = "train"
+) -> list[Source]:
+    """The sources of a list of entries, in its order.
+
+    Raises:
+        UsageError: for what is not there, cannot be read, or is plainly no text; nothing has been written by then.
+    """
+    whole = [entry if isinstance(entry, SourceConfig) else SourceConfig(files=[entry]) for entry in entries]
+    if any(STANDARD_INPUT in entry.files for entry in whole):
+        raise UsageError(f"{key}: '-', standard input, is for the command prepare; name a file here")
+    found_plain = iter(find_each([entry for entry in entries if isinstance(entry, str)], key=key))
+    sources: list[Source] = []
+    seen: set[AnyFile] = set()  # a file that several patterns match counts once
+    for entry, given in zip(whole, entries, strict=True):
+        if entry.dataset is not None:
+            one: list[Source] = [_dataset(entry, corpus, key=key, split=split)]
+        elif isinstance(given, str):
+            files = [file for file in next(found_plain) if file not in seen]
+            seen.update(files)
+            one = [_file(file, entry, corpus) for file in files]
+        else:
+            one = [_file(file, entry, corpus) for file in find_files(entry.files, key=key)]
+        sources += _weighted(one, entry, key=key)
+    return sources
+
+
+def _file(file: AnyFile, entry: SourceConfig, corpus: CorpusConfig) -> Source:
+    separator, field = corpus.document_separator, entry.text_field or corpus.text_field
+    head = beginning(file)
+    kind = entry.format or _format_of(file, head)
+    if kind != "parquet":
+        check_text(file, head)
+    if kind == "text" and separator == "record":
+        raise UsageError(
+            f"corpus.document_separator: record is not allowed with {file}, which is plain text and has no records; "
+            "choose blank_line, line or file"
+        )
+    return FileSource(file, kind, field, separator)
+
+
+def _format_of(file: AnyFile, head: bytes) -> str:
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    name = file.name.lower()
+    for suffix in _PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return "jsonl" if name.endswith(_JSON_SUFFIXES) else "text"
+
+
+def _dataset(entry: SourceConfig, corpus: CorpusConfig, *, key: str, split: str) -> Source:
+    from xltrain.data.hub import open_dataset
+
+    assert entry.dataset is not None
+    return open_dataset(
+        entry.dataset,
+        config=entry.config,
+        split=entry.split or split,
+        data_files=entry.data_files,
+        streaming=entry.streaming,
+        field=entry.text_field or corpus.text_field,
+        separator=corpus.document_separator,
+        key=key,
+    )
+
+
+def _weighted(sources: list[Source], entry: SourceConfig, *, key: str) -> list[Source]:
+    """``sources`` as often as the weight says: whole passes, and for the rest of the weight a sample of documents."""
+    if entry.weight == 1:
+        return sources
+    times, share = int(entry.weight), entry.weight % 1
+    parts = [f"{times} times"] if times else []
+    parts += [f"a sample of {share:.1%} of the documents"] if share else []
+    what = entry.dataset or ", ".join(entry.files)
+    console.say(f"{key}: {what} is taken with weight {entry.weight:g}: {' and '.join(parts)}")
+    return sources * times + [SampledSource(source, share, entry.seed) for source in sources if share]
