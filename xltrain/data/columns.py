@@ -8,6 +8,7 @@ a stream stands is one number, the next pair of its epoch, and every pair is rea
 import numpy as np
 import torch
 
+from xltrain.data.epochs import document_order
 from xltrain.data.passes import Pass
 from xltrain.data.store import Split
 from xltrain.data.streams import NO_TOKEN, Position, Segment
@@ -183,7 +184,7 @@ class ColumnStream:
         self._epoch = epoch
         self._order = np.arange(self.split.num_documents)
         if self.shuffle:
-            self._order = np.random.default_rng((self.seed, epoch)).permutation(self.split.num_documents)
+            self._order = document_order(self.split.num_documents, seed=self.seed, epoch=epoch)
 
 
 def cut_note(pairs: Pairs) -> list[str]:

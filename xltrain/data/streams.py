@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xltrain.data.epochs import EpochText, Runs
 from xltrain.data.store import Split
 from xltrain.errors import UsageError
 
@@ -111,25 +112,22 @@ class TrainingStream:
         self.split, self.total_rows, self.seq_len = split, total_rows, seq_len
         self.shuffle, self.seed = shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
-        self.advance, self.bidirectional = advance or seq_len, bidirectional
-        self.runs = total_rows // 2 if bidirectional else total_rows  # rows of distinct text
-        self.row_len = split.num_tokens // self.runs
-        self.segments_per_epoch = (self.row_len - seq_len - 1) // self.advance + 1
+        self.advance = advance or seq_len
+        self.runs = Runs(split, total_rows, bidirectional)
+        self.segments_per_epoch = (self.runs.size - seq_len - 1) // self.advance + 1
         if self.segments_per_epoch < 1:
-            needed, has = self.runs * (seq_len + 1), split.num_tokens
+            needed, has = self.runs.count * (seq_len + 1), split.num_tokens
             raise UsageError(
-                f"corpus.{split.name}: needs at least {needed:,} tokens ({self.runs} rows x (seq_len {seq_len} + 1)), "
-                f"this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
+                f"corpus.{split.name}: needs at least {needed:,} tokens ({self.runs.count} rows x (seq_len {seq_len} "
+                f"+ 1)), this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
             )
-        self._epoch = -1
-        self._order = np.zeros(0, dtype=np.int64)
-        self._ends = np.zeros(0, dtype=np.int64)
+        self._text: tuple[int, EpochText] | None = None
 
     @property
     def unused_per_epoch(self) -> int:
         """Tokens of an epoch that are in no segment."""
         in_row = (self.segments_per_epoch - 1) * self.advance + self.seq_len
-        return self.split.num_tokens - self.runs * in_row
+        return self.split.num_tokens - self.runs.count * in_row
 
     def notes(self) -> list[str]:
         unused, total = self.unused_per_epoch, self.split.num_tokens
@@ -139,19 +137,12 @@ class TrainingStream:
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""
-        self._enter(position.epoch)
-        count = self.seq_len
+        text, count = self._enter(position.epoch), self.seq_len
         tokens = np.empty((self.rows, count + 1), dtype=np.int64)
         document = np.empty((self.rows, count + 1), dtype=np.int64)
-        for row in range(self.rows):
-            run = (self.first_row + row) % self.runs
-            start = run * self.row_len + position.segment * self.advance
-            if self._backward(row):  # the same place, counted from the run's other end
-                start = (run + 1) * self.row_len - position.segment * self.advance - count - 1
-                ids, numbers = self._window(start, count + 1)
-                tokens[row], document[row] = ids[::-1], numbers[::-1]
-            else:
-                tokens[row], document[row] = self._window(start, count + 1)
+        numbers = range(self.first_row, self.first_row + self.rows)
+        for row, number in enumerate(numbers):
+            tokens[row], document[row] = self.runs.row(text, number).window(position.segment * self.advance, count + 1)
         segment = Segment(
             tokens=torch.from_numpy(tokens[:, :-1].copy()),
             length=torch.full((self.rows,), count),
@@ -159,39 +150,14 @@ class TrainingStream:
             document=torch.from_numpy(document[:, :-1].copy()),
             next_document=torch.from_numpy(document[:, -1].copy()),
             fresh=torch.full((self.rows,), position.segment == 0),
-            backward=torch.tensor([int(self._backward(row)) for row in range(self.rows)])
-            if self.bidirectional
-            else None,
+            backward=self.runs.directions(numbers),
         )
         following = Position(position.epoch, position.segment + 1)
         if following.segment == self.segments_per_epoch:
             following = Position(position.epoch + 1, 0)
         return segment, following
 
-    def _backward(self, row: int) -> bool:
-        return self.first_row + row >= self.runs
-
-    def _enter(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        if self.shuffle:
-            generator = np.random.default_rng((self.seed, epoch))
-            self._order = generator.permutation(self.split.num_documents)
-            self._ends = np.cumsum(self.split.lengths()[self._order])
-        else:
-            self._ends = self.split.ends
-
-    def _window(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` tokens of this epoch's text from ``start``, and their documents."""
-        places = np.arange(start, start + count)
-        document = np.searchsorted(self._ends, places, side="right")
-        if not self.shuffle:
-            return self.split.tokens[start : start + count].astype(np.int64), document
-        tokens = np.empty(count, dtype=np.int64)
-        for number in range(document[0], document[-1] + 1):
-            inside = document == number
-            source = self._order[number]
-            begin = self.split.ends[source] - (self._ends[number] - places[inside][0])
-            tokens[inside] = self.split.tokens[begin : begin + inside.sum()]
-        return tokens, document
+    def _enter(self, epoch: int) -> EpochText:
+        if self._text is None or self._text[0] != epoch:
+            self._text = epoch, EpochText(self.split, epoch=epoch, shuffle=self.shuffle, seed=self.seed)
+        return self._text[1]
