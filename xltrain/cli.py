@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from xltrain import console
-from xltrain.commands import checkpoints, context, evaluate, train
+from xltrain.commands import checkpoints, context, evaluate, generate, train
 from xltrain.errors import XltrainError
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("pretrain", train.pretrain, "configs/demo.yaml --set optimizer.lr=1e-3 --dry-run"),
     ("eval-ppl", evaluate.eval_ppl, "runs/demo --split test --mem-len 256 --json"),
     ("export-checkpoint", checkpoints.export_checkpoint, "runs/demo exported --verify"),
+    ("score", generate.score, "runs/demo sentences.txt --per-token > scores.jsonl"),
     ("context", context.context, "runs/demo runs/other --mem-lens 0,64,256 --picture context.png"),
     ("inspect", evaluate.inspect, "configs/demo.yaml --signal --picture signal.png"),
 ]

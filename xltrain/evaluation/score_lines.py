@@ -1,0 +1,209 @@
+"""``score``: lines in, one JSON object per line out, in the same order."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from xltrain import console
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.errors import UsageError
+from xltrain.evaluation.loading import Loaded, load
+from xltrain.evaluation.reading import absolute
+from xltrain.evaluation.score import Scorer
+from xltrain.evaluation.texts import Encoder, Given
+
+STDIN = "-"
+MANY_UNKNOWN = 0.01
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of input. ``context``: None where there is none. ``name``: its ``id``, if it has one."""
+
+    number: int
+    text: str
+    context: str | None = None
+    name: Any = None
+
+
+def score_lines(
+    source: Path,
+    file: str,
+    *,
+    form: str,
+    start: bool,
+    end: bool,
+    per_token: bool,
+    mem_len: int | None,
+    batch_size: int | None,
+) -> Iterator[dict[str, Any]]:
+    """Score lines; arguments as the command's options.
+
+    Raises:
+        UsageError: for a checkpoint that cannot be used, and for a line that cannot be read, by its number. All lines
+            of a file are looked at before the first is scored; those of standard input as they come.
+    """
+    if form not in ("auto", "lines", "jsonl"):
+        raise UsageError(f"--format: {form!r} is not allowed; choose auto, lines, jsonl")
+    if file != STDIN and (not Path(file).exists() or Path(file).is_file()):  # what is piped can be read only once
+        with _opened(file) as lines:
+            for _ in read_items(lines, name=file, form=form):
+                pass
+    loaded = load(source)
+    encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
+    if end and encoder.end is None:
+        raise UsageError("--end: this run's vocabulary has no mark for the end of a text; leave it out")
+    scorer = Scorer.of(loaded, mem_len=mem_len, batch_size=batch_size)
+    report = _Report(loaded.tokenizer)
+    with _opened(file) as lines:
+        waiting: list[tuple[Item, Given]] = []
+        given = _remembered(_encoded(read_items(lines, name=file, form=form), loaded, encoder, end=end), waiting)
+        for scores in scorer.score(given):
+            item, text = waiting.pop(0)
+            report.count(item, text)
+            yield _result(item, text, scores, loaded.tokenizer, per_token=per_token)
+    report.say()
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == STDIN:
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(Path(file).open("rb"))
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read ({error.strerror}); working directory {Path.cwd()}") from None
+        yield opened
+
+
+def read_items(lines: Iterable[bytes], *, name: str, form: str) -> Iterator[Item]:
+    """Plain lines, or JSON objects with ``text`` and perhaps ``context`` and ``id``, told apart by the first line.
+
+    A blank line among JSON is skipped; among plain lines it is a text without tokens.
+
+    Raises:
+        UsageError: naming the line.
+    """
+    where = "standard input" if name == STDIN else name
+    for number, raw in enumerate(lines, start=1):
+        try:
+            line = raw.decode("utf-8").rstrip("\n")
+        except UnicodeDecodeError as error:
+            found = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
+            raise UsageError(f"{where}, line {number:,}: not UTF-8 text ({found})") from None
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+            if form == "auto":
+                form = "jsonl" if name.endswith((".jsonl", ".ndjson")) or _is_object(line) else "lines"
+        if form == "lines":
+            yield Item(number, line.rstrip("\r"))
+        elif line.strip():
+            yield _item(line, number, place=f"{where}, line {number:,}")
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _item(line: str, number: int, *, place: str) -> Item:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{place}: not JSON ({error}); plain text lines need --format lines") from None
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+        raise UsageError(f'{place}: must be an object with a string "text", as {{"context": "...", "text": "..."}}')
+    context = found.get("context")
+    if not isinstance(context, str | None):
+        raise UsageError(f'{place}: "context" must be a string, not {json.dumps(context)}')
+    return Item(number, found["text"], context, found.get("id"))
+
+
+def _encoded(items: Iterable[Item], loaded: Loaded, encoder: Encoder, *, end: bool) -> Iterator[tuple[Item, Given]]:
+    for item in items:
+        given = _given(item, encoder)
+        if end and encoder.end is not None:
+            given = Given(given.context, [*given.text, encoder.end], given.joined)
+        length, room = len(given.context) + len(given.text), loaded.config.segments.seq_len
+        if encoder.pairs and absolute(loaded.config) and length > room:
+            raise UsageError(
+                f"line {item.number:,}: source and target have {length:,} tokens, and this run's "
+                f"{loaded.config.model.positions} positions end at {room:,}; shorten them"
+            )
+        yield item, given
+
+
+def _given(item: Item, encoder: Encoder) -> Given:
+    if encoder.pairs:
+        source, tab, target = (item.context, "\t", item.text) if item.context is not None else item.text.partition("\t")
+        if not tab:
+            raise UsageError(
+                f"line {item.number:,}: this run was trained on pairs; give a source, a tab and a target, or JSON with "
+                '"context" and "text"'
+            )
+        return encoder.continued(source or "", target)
+    if item.context is None:
+        return Given(encoder.begin(), encoder.ids(item.text))
+    return encoder.continued(item.context, item.text)
+
+
+def _remembered(pairs: Iterable[tuple[Item, Given]], waiting: list[tuple[Item, Given]]) -> Iterator[Given]:
+    """The texts of ``pairs``; each pair is appended to ``waiting`` as it is taken."""
+    for pair in pairs:
+        waiting.append(pair)
+        yield pair[1]
+
+
+def _result(item: Item, given: Given, scores: np.ndarray, tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
+    scored = ~np.isnan(scores)
+    found: dict[str, Any] = {"line": item.number}
+    if item.name is not None:
+        found["id"] = item.name
+    found |= {"log_prob": float(scores[scored].sum()), "tokens": int(scored.sum())}
+    if given.joined:
+        found["joined"] = True
+    if per_token:
+        found["pieces"] = [tokenizer.piece(token) for token in given.text]
+        found["log_probs"] = [None if np.isnan(score) else float(score) for score in scores]
+    return found
+
+
+class _Report:
+    """Counts what a person should know of the texts, and says it at the end."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.unknown_token = tokenizer.unk
+        self.tokens = self.unknown = self.joined = self.unspaced = 0
+
+    def count(self, item: Item, given: Given) -> None:
+        self.tokens += len(given.text)
+        self.unknown += given.text.count(self.unknown_token)
+        self.joined += given.joined
+        if item.context and item.text:
+            before, after = item.context[-1], item.text[0]
+            self.unspaced += all(letter.isascii() and letter.isalnum() for letter in (before, after))
+
+    def say(self) -> None:
+        if self.unknown > MANY_UNKNOWN * self.tokens:
+            rate = self.unknown / self.tokens
+            console.warn(f"{rate:.1%} of the tokens are <unk>: these log-probabilities are not comparable")
+        if self.unspaced:
+            console.warn(
+                f"in {self.unspaced:,} lines the context ends and the text begins inside of a word; if these are two "
+                "words, begin the text with a space"
+            )
+        if self.joined:
+            console.warn(
+                f"in {self.joined:,} lines (marked joined) a piece reaches from the context into the text, and counts "
+                "whole as the text's; end contexts where words end"
+            )

@@ -1,0 +1,120 @@
+"""Texts that a person gives, as tokens that the model knows from its training text."""
+
+from dataclasses import dataclass
+
+from xltrain.config.schema import Config
+from xltrain.data.corpus import cleaned_text
+from xltrain.data.kinds import column_separator
+from xltrain.data.tokenizer import Tokenizer, find_piece
+from xltrain.data.words import WordTokenizer
+
+
+@dataclass(frozen=True)
+class Given:
+    """A text after a context, both as ids.
+
+    context: what is given, the start mark included.
+    text: what is asked for.
+    joined: whether a piece reaches over the border; it counts as the text's.
+    """
+
+    context: list[int]
+    text: list[int]
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes as the run's corpus was encoded.
+
+    start: put before every text; None: nothing.
+    end: closes a text; None: nothing does.
+    between: closes the source of a pair, for runs on two-column text; None: such runs mark it otherwise.
+    """
+
+    tokenizer: Tokenizer
+    separator: str
+    start: int | None
+    end: int | None
+    pairs: bool
+    between: int | None
+
+    @classmethod
+    def of(cls, config: Config, tokenizer: Tokenizer, *, start: bool = True) -> "Encoder":
+        """For a run's texts. ``start``: whether they begin with a start mark, if training text has one."""
+        pairs = config.two_columns
+        return cls(
+            tokenizer=tokenizer,
+            separator=config.corpus.document_separator,
+            start=start_mark(config, tokenizer) if start else None,
+            end=end_mark(tokenizer),
+            pairs=pairs,
+            between=column_separator(tokenizer) if pairs else None,
+        )
+
+    def begin(self) -> list[int]:
+        return [] if self.start is None else [self.start]
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text whose last line goes on: it has no end, of the line or of the document.
+
+        As in the corpus, carriage returns, NULs and byte-order marks are removed, lines are encoded one by one, and
+        where lines or blank lines end documents, the end mark stands there.
+        """
+        found: list[int] = []
+        *whole, last = cleaned_text(text).split("\n")
+        for line in whole:
+            if self.separator == "blank_line" and not line.strip():
+                if found and self.end is not None and found[-1] != self.end:
+                    found.append(self.end)
+                continue
+            ends_document = self.separator == "line"
+            found += self._line(line if ends_document else line + "\n", finished=True)
+            if ends_document and self.end is not None:
+                found.append(self.end)
+        return found + (self._line(last, finished=False) if last else [])
+
+    def _line(self, line: str, *, finished: bool) -> list[int]:
+        [ids] = self.tokenizer.encode([line])
+        if isinstance(self.tokenizer, WordTokenizer) and self.tokenizer.eos and not finished:
+            return ids[:-1]
+        return ids
+
+    def source(self, text: str) -> list[int]:
+        """The source of a pair, with what stands between it and its target."""
+        if self.between is None:
+            return self._line(cleaned_text(text), finished=True)
+        return [*self._line(cleaned_text(text), finished=True), self.between]
+
+    def continued(self, context: str, text: str) -> Given:
+        """A text after a context.
+
+        Both are encoded as one text. The pieces that do not depend on what follows the context are the context's, all
+        others the text's: white space at the border goes where the tokenizer puts it, and a piece that reaches over
+        the border counts whole as the text's. Source and target of a pair are encoded apart, as in training.
+        """
+        if self.pairs:
+            return Given(self.source(context), self._line(cleaned_text(text), finished=False))
+        alone, both = self.ids(context), self.ids(context + text)
+        common = next(
+            (place for place, (one, other) in enumerate(zip(alone, both, strict=False)) if one != other),
+            min(len(alone), len(both)),
+        )
+        return Given(self.begin() + both[:common], both[common:], joined=common < len(alone))
+
+
+def start_mark(config: Config, tokenizer: Tokenizer) -> int | None:
+    """What stands before a document in training and may be seen from it: the end mark of the one before.
+
+    None where documents are kept apart, since nothing is seen from a document's first token then.
+    """
+    if not config.segments.cross_documents:
+        return None
+    return end_mark(tokenizer)
+
+
+def end_mark(tokenizer: Tokenizer) -> int | None:
+    """<eod>, or the <eos> of words; None where the vocabulary has neither."""
+    if tokenizer.eod is not None:
+        return tokenizer.eod
+    return find_piece(tokenizer, "<eos>") if isinstance(tokenizer, WordTokenizer) and tokenizer.eos else None
