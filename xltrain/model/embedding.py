@@ -35,10 +35,11 @@ class AdaptiveEmbedding(nn.Module):
         """(B, T) -> (B, T, D)"""
         if not self.projections:
             return functional.embedding(tokens, self.tables[0])
-        flat = tokens.flatten()  # (B*T,)
-        found = torch.zeros(flat.shape[0], self.d_model, dtype=self.projections[0].dtype, device=flat.device)
+        # Every token goes through every bin, as zeros where the bin is not its own: together the narrow bins are little
+        # work, and to ask which tokens are in which would make the host wait for the device.
+        found = torch.zeros((), dtype=self.projections[0].dtype, device=tokens.device)
         for (first, last), table, projection in zip(self.bins, self.tables, self.projections, strict=True):
-            places = ((flat >= first) & (flat < last)).nonzero().squeeze(1)
-            rows = functional.linear(functional.embedding(flat[places] - first, table), projection)
-            found = found.index_copy(0, places, rows.to(found.dtype))
-        return found.view(*tokens.shape, self.d_model)
+            outside = (tokens < first) | (tokens >= last)  # (B, T)
+            rows = functional.embedding((tokens - first).masked_fill(outside, 0), table)  # (B, T, D_i)
+            found = found + functional.linear(rows.masked_fill(outside[..., None], 0.0), projection)  # (B, T, D)
+        return found

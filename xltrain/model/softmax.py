@@ -6,15 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from xltrain.model.cross_entropy import linear_cross_entropy, wide
 from xltrain.model.embedding import AdaptiveEmbedding, bins
-
-IGNORE = -1
-"""A target that is not scored."""
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """fp32 at least: sums of exponentials over a vocabulary need it."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class Softmax(nn.Module):
@@ -33,7 +26,7 @@ class Softmax(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
-        return _wide(self.logits(hidden)).log_softmax(dim=-1)
+        return wide(self.logits(hidden)).log_softmax(dim=-1)
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood in nats, in fp32 or better; 0 where the target is ``IGNORE``.
@@ -45,8 +38,7 @@ class Softmax(nn.Module):
         Returns:
             (B, P)
         """
-        logits = _wide(self.logits(hidden))  # (B, P, V)
-        nll = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORE)
+        nll = linear_cross_entropy(hidden.flatten(0, 1), self.weight, self.bias, targets.flatten())  # (B*P,)
         return nll.view_as(targets)  # (B, P)
 
 
@@ -84,8 +76,8 @@ class AdaptiveSoftmax(nn.Module):
         self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), d_model))  # (bins - 1, D)
         self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs)))
 
-    def _bin_logits(self, index: int, hidden: Tensor) -> Tensor:
-        """(n, D) -> (n, V_i), for the first bin with one more column per further bin."""
+    def _bin(self, index: int, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(n, D) -> (n, D_i), the bin's weight (V_i, D_i), its bias (V_i,); the first has a row per further bin too."""
         first, last = self.bins[index]
         if self.one_table:
             weight, bias = self.weights[0][first:last], self.biases[0][first:last]
@@ -95,32 +87,36 @@ class AdaptiveSoftmax(nn.Module):
         if index == 0:
             weight = torch.cat([weight, self.cluster_weight])
             bias = torch.cat([bias, self.cluster_bias])
-        return _wide(functional.linear(hidden, weight, bias))
+        return hidden, weight, bias
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         flat = hidden.flatten(0, -2)  # (n, D)
-        head = self._bin_logits(0, flat).log_softmax(dim=-1)
+        head = wide(functional.linear(*self._bin(0, flat))).log_softmax(dim=-1)
         shortlist = self.bins[0][1]
         parts = [head[:, :shortlist]]
         for index in range(1, len(self.bins)):
-            within = self._bin_logits(index, flat).log_softmax(dim=-1)
+            within = wide(functional.linear(*self._bin(index, flat))).log_softmax(dim=-1)
             parts.append(within + head[:, shortlist + index - 1, None])
         return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)
 
+    @torch.compiler.disable  # how many rows a bin gets is in the data
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """As :meth:`Softmax.forward`; losses stay in the order of the targets."""
+        """As :meth:`Softmax.forward`; losses stay in the order of the targets.
+
+        Which rows need which bin is asked of the device, and the host waits for the answer. Without asking, every row
+        would go through every bin: all V logits again, which the bins are there to avoid; and room for a fixed number
+        of rows per bin would lose those beyond it.
+        """
         flat, wanted = hidden.flatten(0, 1), targets.flatten()  # (B*P, D), (B*P,)
         shortlist = self.bins[0][1]
-        head = self._bin_logits(0, flat).log_softmax(dim=-1)
-        column = wanted.clamp(min=0)
+        column = wanted
         for index, (first, last) in enumerate(self.bins[1:], start=1):
             column = torch.where((wanted >= first) & (wanted < last), shortlist + index - 1, column)
-        nll = -head.gather(1, column[:, None]).squeeze(1)  # (B*P,)
+        nll = linear_cross_entropy(*self._bin(0, flat), column)  # (B*P,)
         for index, (first, last) in enumerate(self.bins[1:], start=1):
             places = ((wanted >= first) & (wanted < last)).nonzero().squeeze(1)
-            within = functional.cross_entropy(
-                self._bin_logits(index, flat[places]), wanted[places] - first, reduction="none"
+            nll = nll.index_add(
+                0, places, linear_cross_entropy(*self._bin(index, flat[places]), wanted[places] - first)
             )
-            nll = nll.index_add(0, places, within)
-        return nll.masked_fill(wanted == IGNORE, 0.0).view_as(targets)
+        return nll.view_as(targets)

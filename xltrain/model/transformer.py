@@ -5,10 +5,12 @@ V vocabulary, L layers.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from xltrain.model.attention import View
 from xltrain.model.block import Layer
@@ -35,6 +37,7 @@ class LanguageModel(nn.Module):
         tie_position_bias: one u, v (and s) for all layers.
         cutoffs, div_val, tie_projections: bins of an adaptive embedding and softmax, ids sorted by frequency.
         backend: attention backend, see :mod:`xltrain.model.attention`.
+        recompute: while training, keep only the inputs of layers and run each again for its backward.
         Other arguments: as the keys of the same names in the model section of a configuration.
     """
 
@@ -71,10 +74,12 @@ class LanguageModel(nn.Module):
         query_stream: bool = False,
         two_sided: bool = False,
         backend: str = "math",
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.d_model, self.num_layers, self.two_sided = d_model, num_layers, two_sided
         self.num_heads, self.head_dim = num_heads, head_dim
+        self.recompute = recompute
         self.clamp_len, self.same_length, self.positions = clamp_len, same_length, positions
         self.scale = d_model**0.5 if scale_embeddings else 1.0
         self.embedding: nn.Embedding | AdaptiveEmbedding
@@ -276,7 +281,10 @@ class LanguageModel(nn.Module):
             view = every
             if index == self.num_layers - 1:  # only what is predicted from is needed of the last layer
                 view, rows = last, _select(rows, selected)  # (B, P, D)
-            rows = layer(rows, content, remembered[index], table, view, **self._biases(index))
+            run = partial(layer, **self._biases(index))
+            if self.recompute and self.training:
+                run = partial(checkpoint, run, use_reentrant=False)
+            rows = run(rows, content, remembered[index], table, view)
         return rows, inputs
 
     def _wide(self) -> tuple[torch.dtype, torch.device]:

@@ -59,6 +59,7 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
         query_stream=config.objective.name == "permutation",
         two_sided=config.objective.name != "causal",
         backend=choose_backend(wanted.attention_backend, device),
+        recompute=config.training.activation_checkpointing,
     )
     initialise(
         model,

@@ -119,6 +119,8 @@ class Run:
         device, segments, rows = place.device, config.segments, config.training.batch_size
         tokenizer = store.tokenizer()
         model = build_model(config, vocab_size=tokenizer.vocab_size, device=device)
+        if config.training.compile:
+            model.compile(dynamic=False)  # in place, so the names of weights stay; all shapes of a run are fixed
         objective = build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device)
         updater = Updater(
             build_optimizer(model, config.optimizer),

@@ -29,6 +29,8 @@ MAY_CHANGE = {
     "training.accumulate",
     "training.precision",
     "training.tf32",
+    "training.compile",
+    "training.activation_checkpointing",
     "training.device",
     "model.dropout",
     "model.attention_dropout",
