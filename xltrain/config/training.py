@@ -68,7 +68,8 @@ class TrainingConfig(Section):
     tf32: bool = False
     """On CUDA, let products of fp32 matrices round their factors to 10 bits: several times faster, less exact."""
     compile: bool = False
-    """Let torch's compiler make fused kernels of the model; the first step and the first validation take minutes."""
+    """Let torch's compiler make fused kernels of the training step's forward and backward; the first step waits for it,
+    up to some minutes. Validation runs uncompiled."""
     activation_checkpointing: bool = False
     """Keep only every layer's input, and run the layer again for its gradient: less memory, a third more time."""
     device: str = "auto"

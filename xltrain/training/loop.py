@@ -279,18 +279,20 @@ def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
         alone=one_pair_per_row(config),
     )
     try:
-        result = evaluate(
-            run.model,
-            run.objective,
-            split,
-            protocol,
-            new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-            seed=config.run.seed,
-            device=device,
-            context=lambda: autocast(config.training.precision, device),
-            unigram=run.store.unigram(),
-            should_stop=stop,
-        )
+        # Compiled code is for the fixed shapes of training; what validation remembers sits in ever other places.
+        with torch.compiler.set_stance("force_eager"):
+            result = evaluate(
+                run.model,
+                run.objective,
+                split,
+                protocol,
+                new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
+                seed=config.run.seed,
+                device=device,
+                context=lambda: autocast(config.training.precision, device),
+                unigram=run.store.unigram(),
+                should_stop=stop,
+            )
     except Interrupted:
         return
     step = run.progress.step
