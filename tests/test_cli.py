@@ -320,10 +320,10 @@ def test_a_traceback_is_shown_only_when_asked_for_and_the_option_may_stand_anywh
 def test_a_full_disk_is_one_line_and_status_one(
     corpus: corpora.Corpus, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("xltrain.data.prepare.SplitWriter.write", full)
+    monkeypatch.setattr("xltrain.data.building.write_shards", full)
     outcome = cli("prepare", corpora.config_file(tmp_path, corpus.train))
     assert outcome.sentence(status=1) == "No space left on device"
     assert list((tmp_path / "cache").iterdir()) == []

@@ -13,6 +13,8 @@ import corpora
 import numpy as np
 import pytest
 
+from xltrain.data.building import TOGETHER
+from xltrain.data.locks import locked
 from xltrain.data.prepare import corpus_sources, fingerprints, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
@@ -81,7 +83,7 @@ def test_words_and_bytes_are_stored_with_their_own_marks(tmp_path: Path, kind: s
 def test_batches_of_documents_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train = text(tmp_path / "a.txt", "".join(f"document {number}\nends\n\n" for number in range(50)))
     whole = build(characters(train, tmp_path / "whole")).split("train")
-    monkeypatch.setattr("xltrain.data.store.BATCH_CHARACTERS", 30)
+    monkeypatch.setattr("xltrain.data.encoding.BATCH_CHARACTERS", 30)
     cut = build(characters(train, tmp_path / "cut")).split("train")
     assert cut.tokens.tolist() == whole.tokens.tolist()
     assert cut.ends.tolist() == whole.ends.tolist()
@@ -218,6 +220,7 @@ def test_long_phases_tell_how_much_of_a_single_file_is_done(
 ):
     monkeypatch.setattr("xltrain.console.SECONDS_BETWEEN_LINES", -1.0)
     monkeypatch.setattr("xltrain.data.corpus.BLOCK", 500_000)
+    monkeypatch.setattr("xltrain.data.encoding.BATCH_CHARACTERS", 400_000)
     build(characters(text(tmp_path / "a.txt", "some text\n\n" * 100_000), tmp_path))
     log = capsys.readouterr().err
     for phase in ("reading for the vocabulary", "tokenising train"):
@@ -226,20 +229,31 @@ def test_long_phases_tell_how_much_of_a_single_file_is_done(
     assert "\r" not in log
 
 
-def dead_process() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    return ended.pid
-
-
-def test_what_a_killed_build_left_is_removed_and_a_live_one_is_let_be(tmp_path: Path):
+def test_what_killed_builds_of_other_stores_left_is_removed_unless_it_can_be_of_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     cache = tmp_path / "cache"
-    for name in (f"building-{dead_process()}-abc", f"building-{os.getpid()}-abc", "store-of-somebody", "building-x-y"):
+    for name in (
+        "building-dead",
+        "building-alive",
+        "building-useful",
+        "building-old",
+        "building-shared",
+        "store-other",
+    ):
         (cache / name).mkdir(parents=True)
-        (cache / name / "train.tokens").write_bytes(b"half")
-    store = build(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
+        (cache / name / "train-000000.tokens.writing-1234").write_bytes(b"half")
+    for name in ("building-useful", "building-old"):
+        (cache / name / "train-000000.json").write_text("{}")
+    (cache / "building-shared" / TOGETHER).touch()
+    os.utime(cache / "building-old", (0, 0))
+    with locked(cache / "building-alive" / "lock"):
+        store = build(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
     left = {path.name for path in cache.iterdir()}
-    assert left == {store.folder.name, f"building-{os.getpid()}-abc", "store-of-somebody", "building-x-y"}
+    assert left == {store.folder.name, "building-alive", "building-useful", "building-shared", "store-other"}
+    said = capsys.readouterr().err
+    assert "building-useful holds finished shards of another store" in said
+    assert "building-dead" not in said
 
 
 def start_preparing(config: Path) -> "subprocess.Popen[str]":
@@ -286,10 +300,10 @@ def test_a_build_that_is_stopped_leaves_no_store_and_the_next_one_succeeds(
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = corpora.checked(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("xltrain.data.prepare.SplitWriter.write", full)
+    monkeypatch.setattr("xltrain.data.building.write_shards", full)
     with pytest.raises(OSError, match="No space left"):
         prepare(config)
     assert list((tmp_path / "cache").iterdir()) == []

@@ -46,20 +46,23 @@ def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> 
 def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, description: str) -> Iterator[Item]:
     """Yield ``items``, with a bar on a terminal and a plain line now and then elsewhere.
 
-    Progress is in bytes, ``done()`` of ``total``: one file may be the whole corpus.
+    Progress is in bytes, ``done()`` of ``total``: one file may be the whole corpus. What was done before the first item
+    does not count for the rate.
     """
-    last, before = time.monotonic(), 0
-    with bar(total=total, unit="B", description=description) as shown:
+    begin = last = time.monotonic()
+    first = before = done()
+    with bar(total=total, initial=first, unit="B", description=description) as shown:
         for item in items:
             yield item
             now = done()
-            if now == before:
-                continue
-            shown.update(now - before)
-            before = now
-            if shown.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                say(f"{description}: {now / 1e6:,.1f} of {total / 1e6:,.1f} MB ({now / max(total, 1):.0%})")
+            if now != before:
+                shown.update(now - before)
+                before = now
+            if shown.disable and (clock := time.monotonic()) - last > SECONDS_BETWEEN_LINES:
+                last = clock
+                rate = (now - first) / max(clock - begin, 1e-9)
+                left = f", {rate / 1e6:,.1f} MB/s, {duration((total - now) / rate)} left" if rate > 0 else ""
+                say(f"{description}: {now / 1e6:,.1f} of {total / 1e6:,.1f} MB ({now / max(total, 1):.0%}){left}")
 
 
 def duration(seconds: float) -> str:

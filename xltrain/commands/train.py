@@ -1,6 +1,7 @@
 """`prepare` and `pretrain`."""
 
 import json
+import re
 import sys
 from typing import Annotated
 
@@ -11,12 +12,39 @@ from xltrain.commands.options import AsJson, ConfigPath, Overrides
 from xltrain.errors import UsageError
 
 
-def prepare(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False) -> None:
+def prepare(
+    config: ConfigPath,
+    set_: Overrides = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Prepare only part I of N, for machines that share corpus.cache_dir; the last one writes the store.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Train the tokenizer and write the token store; a second run finds and reuses them."""
     from xltrain.config.load import load_config
+    from xltrain.data.prepare import Prepared, Waiting, prepare_part
     from xltrain.data.prepare import prepare as build
 
-    prepared = build(load_config(config, set_ or ()), standard_input=sys.stdin.buffer)
+    part = _part(shard)
+    loaded = load_config(config, set_ or ())
+    if part is None:
+        prepared: Prepared | Waiting = build(loaded, standard_input=sys.stdin.buffer)
+    else:
+        prepared = prepare_part(loaded, part=part[0], parts=part[1])
+    if isinstance(prepared, Waiting):
+        if as_json:
+            found = {"fingerprint": prepared.fingerprint, "finished": prepared.finished, "shards": prepared.shards}
+            print(json.dumps(found))
+        else:
+            print(
+                f"part {shard} is done; {prepared.finished:,} of {prepared.shards:,} shards of the store are there. "
+                "The other parts, or prepare without --shard, make the rest"
+            )
+        return
     store = prepared.store
     found = {
         "vocab_size": store.vocab_size,
@@ -37,6 +65,15 @@ def prepare(config: ConfigPath, set_: Overrides = None, as_json: AsJson = False)
             f"{counts['characters']:>13,} characters {counts['tokens']:>12,} tokens ({per_token:.2f} characters each), "
             f"unknown {rate:.3%}"
         )
+
+
+def _part(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", given)
+    if not found or int(found[1]) > int(found[2]):
+        raise UsageError(f"--shard: {given!r} is no part of a whole; write I/N with I from 1 to N, such as 2/4")
+    return int(found[1]), int(found[2])
 
 
 def pretrain(

@@ -91,6 +91,8 @@ class CorpusConfig(Section):
     """Field or column of records that holds their text."""
     cache_dir: str = ".xltrain"
     """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
+    num_workers: Length = 0
+    """Processes that turn text into ids; 0: one per core. The store does not depend on it."""
 
     def problems(self) -> list[Problem]:
         found = []

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -12,12 +11,16 @@ from typing import Any, BinaryIO, TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
+from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest
-from xltrain.data.kinds import column_separator, read_tokenizer, train_tokenizer
+from xltrain.data.kinds import read_tokenizer, train_tokenizer
+from xltrain.data.locks import locked
+from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
-from xltrain.data.store import FORMAT, SplitWriter, Store, boundaries
-from xltrain.data.tokenizer import Tokenizer, describe
+from xltrain.data.store import FORMAT, Store
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
@@ -37,68 +40,129 @@ class Prepared:
     reused: bool
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A part of a store is done, and the others are not."""
+
+    fingerprint: str
+    finished: int
+    shards: int
+
+
 def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepared:
     """The store of this configuration's corpus and tokenizer, built if it does not exist.
 
-    ``standard_input``: what `-` in corpus.train stands for. It is kept as a file, since it has to be read twice.
+    What an interrupted preparation of the same store has finished is used. Another process that prepares it is waited
+    for. ``standard_input``: what `-` in corpus.train stands for. It is kept as a file, since it has to be read twice.
 
     Raises:
         UsageError: for missing, empty or undecodable files, and vocabularies that the text cannot give.
     """
-    root = Path(config.corpus.cache_dir).expanduser()
     if standard_input is not None:
-        config = _with_standard_input(config, root, standard_input)
+        config = _with_standard_input(config, standard_input)
     sources = corpus_sources(config)
     marks = fingerprints(config, sources)
-    folder = root / f"store-{marks['fingerprint']}"
-    if (folder / "manifest.json").is_file():
-        console.say(f"reusing the token store {folder}")
-        return Prepared(_checked(Store.open(folder)), reused=True)
-    building = root / f"building-{os.getpid()}-{secrets.token_hex(4)}"
+    if (found := _existing(config, marks)) is not None:
+        return found
+    building = _building(config, sources, marks)
+    with building.alone():
+        if (found := _existing(config, marks)) is not None:  # made by the one that was waited for
+            return found
+        building.remove_others()
+        building.write(building.shards)
+        return _finished(config, building, marks)
+
+
+def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting:
+    """Part ``part`` (from 1) of ``parts`` of the store; the store itself, if it was the last one that was missing.
+
+    Several machines that share ``corpus.cache_dir`` prepare one store so.
+    """
+    sources = corpus_sources(config)
+    marks = fingerprints(config, sources)
+    if (found := _existing(config, marks)) is not None:
+        return found
+    building = _building(config, sources, marks)
+    with building.together(part, parts):
+        if (found := _existing(config, marks)) is not None:
+            return found
+        building.write(building.shards[part - 1 :: parts])
+        missing = len(building.missing(building.shards))
+    if missing:
+        return Waiting(marks["fingerprint"], len(building.shards) - missing, len(building.shards))
+    with building.alone():
+        return _existing(config, marks) or _finished(config, building, marks)
+
+
+def _store_folder(config: Config, marks: dict[str, str]) -> Path:
+    return Path(config.corpus.cache_dir).expanduser() / f"store-{marks['fingerprint']}"
+
+
+def _cache(config: Config) -> Path:
+    """corpus.cache_dir, made if need be."""
+    root = Path(config.corpus.cache_dir).expanduser()
     try:
-        _make_folder(building)
-        _remove_leftovers(root)
-        _build(building, config, sources, marks)
-        if folder.exists() and not (folder / "manifest.json").is_file():
-            shutil.rmtree(folder)  # somebody deleted a part of it
-        try:
-            building.rename(folder)
-        except OSError:  # another process has just finished the same store
-            if not (folder / "manifest.json").is_file():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"corpus.cache_dir: {root} cannot be used ({error.strerror}); choose another folder"
+        raise UsageError(problem) from None
+    return root
+
+
+def _existing(config: Config, marks: dict[str, str]) -> Prepared | None:
+    folder = _store_folder(config, marks)
+    if not (folder / "manifest.json").is_file():
+        return None
+    console.say(f"reusing the token store {folder}")
+    return Prepared(_checked(Store.open(folder)), reused=True)
+
+
+def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str, str]) -> Building:
+    shards: list[Shard] = []
+    for name, found in sources.items():
+        shards += group_pieces(name, [piece for source in found for piece in source.pieces()])
+
+    def tokenizer() -> Tokenizer:
+        for name, found in sources.items():
+            _require_text(name, found)
+        return make_tokenizer(config, sources["train"])
+
+    return Building(
+        _cache(config) / f"building-{marks['fingerprint']}",
+        shards,
+        make_tokenizer=tokenizer,
+        form=Form(two_columns=config.two_columns, keep_lines=config.needs_lines),
+        num_workers=config.corpus.num_workers or available_cores(),
+    )
+
+
+def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prepared:
+    folder = _store_folder(config, marks)
+    building.finish(folder, marks)
     console.say(f"wrote the token store {folder}")
     return Prepared(_checked(Store.open(folder)), reused=False)
 
 
-def _with_standard_input(config: Config, root: Path, standard_input: BinaryIO) -> Config:
+def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
     """The configuration with the path of a copy in place of `-`, where corpus.train names that."""
     entries = list(config.corpus.train)
     if STANDARD_INPUT not in entries:
         return config
     console.say("reading the corpus from standard input")
-    building = root / f"building-{os.getpid()}-{secrets.token_hex(4)}"
+    root = _cache(config)
+    building = root / f"building-{secrets.token_hex(8)}"
     try:
-        _make_folder(building)
-        copy = building / "standard-input"
-        with copy.open("wb") as file:
-            shutil.copyfileobj(standard_input, file, 1 << 20)
-        kept = root / f"standard-input-{digest(copy)[:16]}"
-        copy.rename(kept)
+        with locked(building / "lock"):
+            copy = building / "standard-input"
+            with copy.open("wb") as file:
+                shutil.copyfileobj(standard_input, file, 1 << 20)
+            kept = root / f"standard-input-{digest(copy)[:16]}"
+            copy.rename(kept)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     console.say(f"kept standard input as {kept}: name that in corpus.train to train on it")
     entries[entries.index(STANDARD_INPUT)] = str(kept)
     return config.model_copy(update={"corpus": config.corpus.model_copy(update={"train": entries})})
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        problem = f"corpus.cache_dir: {folder.parent} cannot be used ({error.strerror}); choose another folder"
-        raise UsageError(problem) from None
 
 
 def _checked(store: Store) -> Store:
@@ -162,37 +226,6 @@ def _mark(content: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _build(folder: Path, config: Config, sources: dict[str, list[Source]], marks: dict[str, str]) -> None:
-    for name, found in sources.items():
-        _require_text(name, found)
-    tokenizer = make_tokenizer(config, sources["train"])
-    for file_name, data in tokenizer.files().items():
-        (folder / file_name).write_bytes(data)
-    between = column_separator(tokenizer) if config.two_columns else None
-    splits, dropped, line_ends = {}, {}, {}
-    for name, found in sources.items():
-        counts = Counts()
-        writer = SplitWriter(folder, name, tokenizer, between=between, keep_lines=config.needs_lines)
-        pieces = [piece for source in found for piece in source.pieces()]
-        documents = (document for piece in pieces for document in piece.documents(counts))
-        splits[name] = writer.write(_announced(documents, counts, pieces, f"tokenising {name}"), counts)
-        dropped[name] = counts.dropped()
-        if name == "train":
-            writer.unigram.tofile(folder / "unigram")
-        line_ends[name] = writer.num_line_ends
-    manifest = {
-        **marks,
-        "format": FORMAT,
-        "dtype": SplitWriter(folder, "train", tokenizer).dtype.name,
-        "tokenizer": describe(tokenizer),
-        "boundaries": boundaries(tokenizer, between),
-        "line_ends": line_ends if config.needs_lines else None,
-        "splits": splits,
-        "dropped": dropped,
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-
-
 def make_tokenizer(config: Config, sources: list[Source]) -> Tokenizer:
     """Read or train the tokenizer that the configuration asks for."""
     wanted = config.tokenizer
@@ -224,24 +257,6 @@ def _announced(items: Iterable[Item], counts: Counts, pieces: Iterable[Piece], d
     """Yield ``items`` that are read from ``pieces`` and counted in ``counts``, showing how far the reading is."""
     total = sum(piece.size for piece in pieces)
     return console.progress(items, done=lambda: counts.bytes, total=total, description=description)
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Remove what a killed preparation left behind; a live one is left alone."""
-    for path in root.glob("building-*-*"):
-        number = path.name.split("-")[1]
-        if number.isdigit() and not _alive(int(number)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def documents_of(sources: Iterable[Source], counts: Counts) -> Iterator[Document]:

@@ -1,7 +1,6 @@
 """The token store: ids on disk, memory-mapped, with the ends of documents and the counts of the text."""
 
 import json
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from xltrain.data.corpus import Counts, Document
+from xltrain.data.encoding import encode_documents
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
 FORMAT = 2
-BATCH_CHARACTERS = 4_000_000
-"""Text that is encoded at once; bounds the memory of preparation."""
 
 
 @dataclass(frozen=True)
@@ -118,44 +116,6 @@ def storage_type(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-class SplitWriter:
-    """Encodes documents and appends them to the files of a split."""
-
-    def __init__(
-        self, folder: Path, name: str, tokenizer: Tokenizer, *, between: int | None = None, keep_lines: bool = False
-    ) -> None:
-        """``between``: see :func:`encode_documents`; ``keep_lines``: whether ends of lines are written."""
-        self.folder, self.name, self.tokenizer = folder, name, tokenizer
-        self.between, self.keep_lines = between, keep_lines
-        self.num_line_ends = 0
-        self.dtype = storage_type(tokenizer.vocab_size)
-        self.unigram = np.zeros(tokenizer.vocab_size, dtype=np.int64)
-
-    def write(self, documents: Iterable[Document], counts: Counts) -> dict[str, int]:
-        """Write all documents; returns the counts that the manifest keeps."""
-        ends = array("q")
-        line_ends = array("q")
-        total = 0
-        with (self.folder / f"{self.name}.tokens").open("wb") as file:
-            for batch in _batches(documents):
-                encoded = encode_documents(self.tokenizer, batch, between=self.between)
-                self.unigram += np.bincount(encoded.ids, minlength=self.tokenizer.vocab_size)
-                ends.extend((total + encoded.ends).tolist())
-                if self.keep_lines:
-                    line_ends.extend((total + encoded.line_ends).tolist())
-                total += len(encoded.ids)
-                encoded.ids.astype(self.dtype).tofile(file)
-        if total == 0:
-            raise UsageError(f"corpus.{self.name} contains no text")
-        with (self.folder / f"{self.name}.ends").open("wb") as file:
-            ends.tofile(file)
-        if self.keep_lines:
-            self.num_line_ends = len(line_ends)
-            with (self.folder / f"{self.name}.lines").open("wb") as file:
-                line_ends.tofile(file)
-        return split_counts(counts, ids=self.unigram, tokenizer=self.tokenizer, between=self.between)
-
-
 def boundaries(tokenizer: Tokenizer, between: int | None) -> int:
     """How many symbols that no text makes are in every document: its <eod>, and what parts its two columns."""
     return (tokenizer.eod is not None) + (between is not None)
@@ -170,52 +130,13 @@ def split_counts(
     return counts.text() | {"tokens": made, "unknown": unknown}
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Documents, end to end: their ids, where each complete one ends, and where lines end inside of them."""
-
-    ids: np.ndarray
-    ends: np.ndarray
-    line_ends: np.ndarray
-
-
-def encode_documents(tokenizer: Tokenizer, documents: list[Document], *, between: int | None = None) -> Encoded:
-    """Documents as ids, each followed by <eod>; ``between``: put after every line of a document but its last."""
-    encoded = tokenizer.encode([line for document in documents for line in document.lines])
-    ids, ends, line_ends = array("q"), array("q"), array("q")
-    line = 0
-    for document in documents:
-        begin, last = len(ids), line + len(document.lines) - 1
-        for number, line_ids in enumerate(encoded[line : last + 1], start=line):
-            ids.extend(line_ids)
-            if between is not None and number < last:
-                ids.append(between)
-            if len(ids) > begin:  # a line without tokens ends nothing
-                line_ends.append(len(ids))
-                begin = len(ids)
-        line = last + 1
-        if not document.complete:
-            continue
-        if line_ends and line_ends[-1] == len(ids):
-            line_ends.pop()
-        if tokenizer.eod is not None:
-            ids.append(tokenizer.eod)
-        ends.append(len(ids))
-    return Encoded(_as_numbers(ids), _as_numbers(ends), _as_numbers(line_ends))
-
-
-def _as_numbers(found: "array[int]") -> np.ndarray:
-    return np.frombuffer(found, dtype=np.int64) if found else np.zeros(0, dtype=np.int64)
-
-
 def split_in_memory(
     name: str, documents: Iterable[Document], counts: Counts, tokenizer: Tokenizer, *, between: int | None = None
 ) -> Split:
     """A split of text that is not part of the run's corpus, for evaluation."""
     none = np.zeros(0, dtype=np.int64)
     parts, ends, line_ends, total = [none], [none], [none], 0
-    for batch in _batches(documents):
-        encoded = encode_documents(tokenizer, batch, between=between)
+    for encoded in encode_documents(tokenizer, documents, between=between):
         parts.append(encoded.ids)
         ends.append(total + encoded.ends)
         line_ends.append(total + encoded.line_ends)
@@ -224,16 +145,3 @@ def split_in_memory(
     unigram = np.bincount(tokens, minlength=tokenizer.vocab_size)
     found = split_counts(counts, ids=unigram, tokenizer=tokenizer, between=between)
     return Split(name, tokens, np.concatenate(ends), found, np.concatenate(line_ends))
-
-
-def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += sum(map(len, document.lines))
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -5,6 +5,8 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +17,8 @@ SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>"
 """The first pieces of every vocabulary trained here, at ids 0..8, as XLNet has them."""
 
 CONTROLS = SPECIALS[1:8]
+
+_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
 
 _LONGEST_SENTENCE = 4000  # bytes; sentencepiece leaves longer ones out of its training, above 4,192
 
@@ -31,6 +35,13 @@ class Tokenizer(Protocol):
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Ids of each line. No id of a control symbol ever comes from text."""
+        ...
+
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        """Parts of a very long line, of about ``size`` characters, whose ids one after the other are the line's.
+
+        The whole line where it cannot be cut so.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -67,9 +78,27 @@ class SentencePieceTokenizer:
         if not known:
             raise UsageError(f"{source}: has neither <eod> nor </s>, which mark the end of a document; train one here")
         self.eod: int | None = known[0]
+        self.num_threads = -1
+        """Threads that encode; -1: one per core."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return self.processor.encode([line.rstrip("\n") for line in lines], num_threads=-1)
+        return self.processor.encode([line.rstrip("\n") for line in lines], num_threads=self.num_threads)
+
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        if not self._has_no_piece_across_words:
+            return [line]
+        cuts, found = [0], _BETWEEN_WORDS.search(line, size)
+        while found:
+            cuts.append(found.start())
+            found = _BETWEEN_WORDS.search(line, found.end() + size)
+        return [line[start:stop] for start, stop in pairwise([*cuts, len(line)])]
+
+    @cached_property
+    def _has_no_piece_across_words(self) -> bool:
+        """Whether words between spaces are encoded independently, so that a line may be cut at a space."""
+        across = any("▁" in self.processor.id_to_piece(token)[1:] for token in range(self.vocab_size))
+        one, two, three = self.processor.encode(["a", "a  a", " a "])
+        return not across and two == one + one and three == one
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.processor.decode([int(number) for number in ids])
@@ -97,6 +126,9 @@ class CharTokenizer:
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         find, unknown = self._ids.get, self.unk
         return [[find(character, unknown) for character in line] for line in lines]
+
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        return [line[start : start + size] for start in range(0, len(line), size)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.piece(number) for number in ids)

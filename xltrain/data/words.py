@@ -23,6 +23,9 @@ class ByteTokenizer:
         first = len(SPECIALS)
         return [[first + byte for byte in line.encode("utf-8")] for line in lines]
 
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        return [line[start : start + size] for start in range(0, len(line), size)]
+
     def decode(self, ids: Sequence[int]) -> str:
         first = len(SPECIALS)
         return bytes(number - first for number in ids if number >= first).decode("utf-8", errors="replace")
@@ -66,6 +69,9 @@ class WordTokenizer:
             except KeyError:
                 found.append([self._find(word) for word in words])
         return found
+
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        return [line]  # <eos> ends a line, not a part of one
 
     def _find(self, word: str) -> int:
         number = self._ids.get(word, self.unk)

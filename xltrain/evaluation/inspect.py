@@ -38,6 +38,9 @@ class _Blank:
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         raise NotImplementedError
 
+    def parts(self, line: str, size: int) -> Sequence[str]:
+        raise NotImplementedError
+
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ MAY_CHANGE = {
     "run.output_dir",
     "run.init_from",  # only the first step depends on it
     "corpus.cache_dir",
+    "corpus.num_workers",
     "corpus.validation",
     "corpus.test",
     "corpus.train",  # by another path; the bytes are checked through the store's fingerprint
