@@ -371,7 +371,7 @@ def test_absolute_positions_have_one_pair_to_a_row(tmp_path: Path):
     train = write_pairs(tmp_path / "a.tsv", [("a", "b")] * 9)
     for positions, alone in (("learned", True), ("sinusoid", True), ("relative", False), ("none", False)):
         config = corpora.checked(settings_of(tmp_path, train, model={"positions": positions}))
-        stream = build_stream(config, prepare(config).store.split("train"))
+        stream = build_stream(config, prepare(config).store.split("train"), prepare(config).store.tokenizer())
         segment, _ = stream.read(Position())
         assert (int(segment.length[0]) == 4) == alone
         assert ("one pair" in stream.notes()[0]) == alone

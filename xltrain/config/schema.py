@@ -110,6 +110,19 @@ class Config(Section):
                 found.append(
                     ("segments.reuse_len", f"{segments.reuse_len} must be below segments.seq_len {segments.seq_len}")
                 )
+        if segments.layout == "pair":
+            if objective.name != "permutation":
+                found.append(("segments.layout", f"pair needs objective.name permutation, not {objective.name}"))
+            if self.tokenizer.kind == "word":
+                found.append(("segments.layout", "pair needs pieces <sep> and <cls>, which words lack; choose stream"))
+            if not 0 < segments.reuse_len <= segments.seq_len - 5:
+                found.append(
+                    (
+                        "segments.reuse_len",
+                        f"layout pair needs 1 to segments.seq_len - 5 (three symbols, a token of each text), "
+                        f"not {segments.reuse_len}; XLNet has half of seq_len",
+                    )
+                )
         for size in (segments.reuse_len, segments.seq_len - segments.reuse_len):
             if objective.perm_size and size % objective.perm_size:
                 found.append(
@@ -160,7 +173,7 @@ class Config(Section):
     @property
     def needs_lines(self) -> bool:
         """Whether the token store has to know where lines end."""
-        return self.two_columns
+        return self.two_columns or self.segments.layout == "pair"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for YAML and JSON."""

@@ -161,6 +161,9 @@ class SegmentsConfig(Section):
     """Tokens per segment (T)."""
     mem_len: Length = 128
     """Positions of earlier segments that each layer remembers (M); 0: no memory."""
+    layout: Literal["stream", "pair"] = "stream"
+    """`stream`: text as it follows; `pair`: XLNet's windows, a reused part and then two texts, of which the second
+    follows the first or comes from elsewhere, each closed by `<sep>`, and `<cls>` (permutation, with a `reuse_len`)."""
     reuse_len: Length = 0
     """Of a segment, only this many tokens enter memory and the rest is read again (permutation); 0: all of it."""
     bidirectional: bool = False

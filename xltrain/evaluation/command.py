@@ -65,6 +65,10 @@ def eval_ppl(
     if config.model.same_length and protocol.mem_len == 0:
         raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
     text = read_text(config, tokenizer, data=data, split=split)
+    if config.segments.layout == "pair":
+        console.say(
+            "this run was trained on pairs of texts (segments.layout); it is evaluated on the text as it follows"
+        )
     if config.two_columns:
         for line in cut_note(Pairs(text, seq_len=protocol.seq_len, alone=protocol.alone)):
             console.say(line)

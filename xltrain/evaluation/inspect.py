@@ -153,10 +153,11 @@ def report_of(config: Config, vocab_size: int) -> list[Any]:
 
 
 def random_parts(config: Config, *, rows: int, seq_len: int) -> Tensor | None:
-    """(B, T) parts of a segment of random tokens: one pair to a row, half of it source."""
-    if not config.two_columns:
+    """(B, T) parts of a segment of random tokens: of what is not reused, one half and the other; None for a stream."""
+    if not config.needs_lines:
         return None
-    return (torch.arange(seq_len) >= seq_len // 2).long().expand(rows, -1)
+    reused = config.segments.reuse_len
+    return (torch.arange(seq_len) >= reused + (seq_len - reused) // 2).long().expand(rows, -1)
 
 
 def random_plan(config: Config, vocab_size: int, *, rows: int, seq_len: int, device: torch.device = CPU) -> Plan:

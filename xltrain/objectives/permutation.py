@@ -90,6 +90,7 @@ class Permutation:
             fresh=segment.fresh,
             predict=predict,
             document=segment.document if self.keep_apart else None,
+            segment_ids=segment.segment_ids,
             backward=segment.backward,
             remember=self.reuse_len or None,
         )

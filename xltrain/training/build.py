@@ -7,6 +7,7 @@ import torch
 
 from xltrain.config.schema import Config
 from xltrain.data.columns import ColumnStream
+from xltrain.data.pairs import PairStream
 from xltrain.data.store import Split
 from xltrain.data.streams import Stream, TrainingStream
 from xltrain.data.tokenizer import Tokenizer, find_piece, never_target, starts_word
@@ -101,13 +102,31 @@ def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, devic
     return Permutation(perm_size=wanted.perm_size, reuse_len=config.segments.reuse_len, functional=functional, **choice)
 
 
-def build_stream(config: Config, split: Split) -> Stream:
+def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
     """The training text as segments.
 
     Raises:
-        UsageError: if the text is too short for them.
+        UsageError: if the text is too short for them, or the vocabulary lacks a symbol that they need.
     """
     segments, rows = config.segments, config.training.batch_size
+    if segments.layout == "pair":
+        sep, cls = find_piece(tokenizer, "<sep>"), find_piece(tokenizer, "<cls>")
+        if sep is None or cls is None:
+            raise UsageError(
+                "segments.layout: pair needs the pieces <sep> and <cls>, which the vocabulary lacks; choose stream, or "
+                "another tokenizer"
+            )
+        return PairStream(
+            split,
+            total_rows=rows,
+            seq_len=segments.seq_len,
+            reuse_len=segments.reuse_len,
+            sep=sep,
+            cls=cls,
+            bidirectional=segments.bidirectional,
+            shuffle=segments.shuffle_documents,
+            seed=config.run.seed,
+        )
     if config.two_columns:
         return ColumnStream(
             split,

@@ -128,7 +128,7 @@ class Run:
             precision=config.training.precision,
             device=device,
         )
-        stream = build_stream(config, store.split("train"))
+        stream = build_stream(config, store.split("train"), tokenizer)
         memory = model.empty_memory(rows=rows, mem_len=segments.mem_len)
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
