@@ -3,18 +3,17 @@
 ``tests/golden`` holds weights, inputs and outputs of the original PyTorch code in float64.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from foreign import GOLDEN, read_golden, weights_of
 from torch import Tensor
 
 from xltrain.config.training import OptimizerConfig
 from xltrain.data.streams import Segment
-from xltrain.interop.transformer_xl import from_original, untied_softmax_weights
+from xltrain.interop.transformer_xl import Layout, find_ties, from_original
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.draws import Draw
@@ -22,13 +21,6 @@ from xltrain.training.checkpoint import load_weights
 from xltrain.training.optimizer import build_optimizer
 from xltrain.training.step import train_step
 from xltrain.training.update import Updater
-
-GOLDEN = Path(__file__).parent / "golden"
-
-
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["config"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def build(config: dict[str, Any], tensors: dict[str, Tensor]) -> LanguageModel:
@@ -51,9 +43,13 @@ def build(config: dict[str, Any], tensors: dict[str, Tensor]) -> LanguageModel:
         div_val=config.get("div_val", 1),
         tie_projections=tied,
     ).double()
-    weights = {name.removeprefix("weights."): tensor for name, tensor in tensors.items() if name.startswith("weights.")}
-    assert not untied_softmax_weights(weights)
-    load_weights(model, from_original(weights, tie_projections=tied), source=Path("golden"))
+    weights = weights_of(tensors)
+    cutoffs, div_val = tuple(config.get("cutoffs", [])), config.get("div_val", 1)
+    bins = len(cutoffs) + 1 if div_val > 1 else 1
+    ties = find_ties(weights, num_bins=bins, tie_embeddings=False, tie_projections=[False] * bins)
+    assert ties == (True, tuple(tied) if div_val > 1 else (False,))
+    layout = Layout(config["num_layers"], cutoffs, div_val, *ties)
+    load_weights(model, from_original(weights, layout), source=Path("golden"))
     return model
 
 
@@ -72,7 +68,7 @@ def segment_of(tokens: Tensor, number: int, length: int) -> Segment:
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("txl_[!t]*.safetensors")), ids=lambda path: path.stem)
 def test_losses_and_memories(path: Path) -> None:
-    config, tensors = read(path)
+    config, tensors = read_golden(path.stem)
     model = build(config, tensors).eval()
     tokens, length = tensors["input.tokens"], config["seq_len"]
     memory = model.empty_memory(rows=tokens.shape[0], mem_len=config["mem_len"])
@@ -91,7 +87,7 @@ def test_all_golden_files_are_there() -> None:
 
 def test_training_curve() -> None:
     """200 steps of Adam on real text: every loss and gradient norm."""
-    config, tensors = read(GOLDEN / "txl_training_curve.safetensors")
+    config, tensors = read_golden("txl_training_curve")
     model = build(config, tensors)
     settings = OptimizerConfig(
         name="adam", lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=config["clip_norm"]

@@ -1,4 +1,4 @@
-"""`export-checkpoint`."""
+"""`export-checkpoint` and `import-checkpoint`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,3 +25,30 @@ def export_checkpoint(
     from xltrain.interop.export import export
 
     show(export(source, output, format_name=format_, verify=verify, overwrite=overwrite), as_json)
+
+
+def import_checkpoint(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Another program's checkpoint: a folder or a file.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT_DIR", help="Folder to write.")],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="auto, huggingface, transfo-xl, tensorflow-xlnet, transformer-xl or nvidia-transformer-xl; "
+            "see docs/checkpoints.md.",
+        ),
+    ] = "auto",
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The vocabulary, where it does not lie beside the weights."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier import in OUTPUT_DIR.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn another program's checkpoint into one of ours, to evaluate, to continue (run.init_from) or to export."""
+    from xltrain.interop.import_checkpoint import import_checkpoint as run
+
+    found = run(source, output, format_name=format_, vocabulary=vocabulary, overwrite=overwrite)
+    if not as_json:
+        found.pop("notes")  # said already
+    show(found, as_json)

@@ -41,7 +41,14 @@ def export(source: Path, output: Path, *, format_name: str, verify: bool | None,
     """
     if format_name not in FORMATS:
         raise UsageError(f"--format: {format_name!r} is not allowed; choose {', '.join(FORMATS)}")
-    check_output(output, overwrite=overwrite, what="an export", files=FILES, recognised=_is_export(output))
+    check_output(
+        output,
+        overwrite=overwrite,
+        what="an export",
+        files=FILES,
+        mark="config.json",
+        recognised=_is_export(output),
+    )
     verify = _may_verify(verify)
     checkpoint = find_checkpoint(source)
     config, vocabulary = checkpoint.config(), checkpoint.tokenizer()

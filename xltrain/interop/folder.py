@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from xltrain.errors import UsageError, XltrainError
 
 
-def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], recognised: bool) -> None:
+def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], mark: str, recognised: bool) -> None:
     """Refuse to write where something else lies.
 
     Args:
@@ -19,7 +19,8 @@ def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], r
         overwrite: whether an earlier result may be replaced.
         what: "an export", "an import", as sentences name it.
         files: every name that such a folder may hold.
-        recognised: whether ``output`` says of itself that it is one.
+        mark: the file by which it is known again.
+        recognised: whether that file is there and says so.
 
     Raises:
         UsageError: if ``output`` is a file, or holds anything that may not be replaced.
@@ -36,7 +37,7 @@ def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], r
     others = sorted(path.name for path in output.iterdir() if path.name not in files or path.is_dir())
     if others or not recognised:
         listed = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        why = f"it holds {listed}" if others else "no config.json in it says so"
+        why = f"it holds {listed}" if others else f"no {mark} in it says so"
         raise UsageError(
             f"{output} is not {what} of xltrain ({why}), so --overwrite will not delete it; "
             "choose another OUTPUT_DIR, or remove the folder yourself"

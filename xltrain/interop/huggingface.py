@@ -5,6 +5,7 @@ attention matrices as (D, N, H), the output one included, where ours are ``nn.Li
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,70 +25,80 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": 
 """Ours to theirs; their ``gelu_new`` is the tanh form."""
 
 
-Convert = Callable[[Tensor, int, int], Tensor]  # (our tensor, layer, N) -> their tensor
+@dataclass(frozen=True)
+class Form:
+    """One tensor as two programs have it.
 
+    there: (our tensor, layer, N) -> theirs.
+    back: their tensor -> ours, or the part of ours that it is.
+    """
 
-def _same(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    return tensor
-
-
-def _of_layer(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    # (L, ...) or, where one is shared by all layers, (1, ...): transformers has no shared ones, so each gets a copy.
-    return tensor[layer % tensor.shape[0]]
+    there: Callable[[Tensor, int, int], Tensor]
+    back: Callable[[Tensor], Tensor]
 
 
 def _into_heads(tensor: Tensor, layer: int, heads: int) -> Tensor:
     return tensor.t().unflatten(1, (heads, -1))  # (N*H, D) -> (D, N*H) -> (D, N, H)
 
 
-def _key(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    return _into_heads(tensor.chunk(2)[0], layer, heads)  # (2*N*H, D) -> (N*H, D) -> (D, N, H)
+def _out_of_heads(tensor: Tensor) -> Tensor:
+    return tensor.flatten(1).t()  # (D, N, H) -> (D, N*H) -> (N*H, D)
 
 
-def _value(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    return _into_heads(tensor.chunk(2)[1], layer, heads)
+SAME = Form(lambda tensor, layer, heads: tensor, lambda tensor: tensor)
 
+OF_LAYER = Form(
+    # (L, ...) or, where one is shared by all layers, (1, ...): transformers has no shared ones, so each gets a copy.
+    lambda tensor, layer, heads: tensor[layer % tensor.shape[0]],
+    lambda tensor: tensor,
+)
 
-def _from_heads(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    return tensor.unflatten(1, (heads, -1))  # (D, N*H) -> (D, N, H)
+INTO_HEADS = Form(_into_heads, _out_of_heads)
 
+KEY = Form(  # (2*N*H, D) -> (N*H, D) -> (D, N, H)
+    lambda tensor, layer, heads: _into_heads(tensor.chunk(2)[0], layer, heads), _out_of_heads
+)
 
-def _vector(tensor: Tensor, layer: int, heads: int) -> Tensor:
-    return tensor[None, None]  # (D,) -> (1, 1, D)
+VALUE = Form(lambda tensor, layer, heads: _into_heads(tensor.chunk(2)[1], layer, heads), _out_of_heads)
 
+FROM_HEADS = Form(  # (D, N*H) -> (D, N, H)
+    lambda tensor, layer, heads: tensor.unflatten(1, (heads, -1)), lambda tensor: tensor.flatten(1)
+)
 
-WHOLE: tuple[tuple[str, str, Convert], ...] = (
-    ("embedding.weight", "transformer.word_embedding.weight", _same),
-    ("mask_embedding", "transformer.mask_emb", _vector),
-    ("softmax.bias", "lm_loss.bias", _same),
+VECTOR = Form(lambda tensor, layer, heads: tensor[None, None], lambda tensor: tensor.flatten())  # (D,) -> (1, 1, D)
+
+WHOLE: tuple[tuple[str, str, Form], ...] = (
+    ("embedding.weight", "transformer.word_embedding.weight", SAME),
+    ("mask_embedding", "transformer.mask_emb", VECTOR),
+    ("softmax.bias", "lm_loss.bias", SAME),
 )
 """Tensors outside the layers: our name, theirs, how one becomes the other."""
 
-UNTIED = ("softmax.weight", "lm_loss.weight", _same)
+UNTIED = ("softmax.weight", "lm_loss.weight", SAME)
 """Only where the softmax does not use the embedding table."""
 
-PER_LAYER: tuple[tuple[str, str, Convert], ...] = (
-    ("bias_u", "rel_attn.r_w_bias", _of_layer),
-    ("bias_v", "rel_attn.r_r_bias", _of_layer),
-    ("layers.{}.attention.query.weight", "rel_attn.q", _into_heads),
-    ("layers.{}.attention.key_value.weight", "rel_attn.k", _key),
-    ("layers.{}.attention.key_value.weight", "rel_attn.v", _value),
-    ("layers.{}.attention.distance.weight", "rel_attn.r", _into_heads),
-    ("layers.{}.attention.output.weight", "rel_attn.o", _from_heads),
-    ("layers.{}.attention_norm.weight", "rel_attn.layer_norm.weight", _same),
-    ("layers.{}.attention_norm.bias", "rel_attn.layer_norm.bias", _same),
-    ("layers.{}.feed_forward.inner.weight", "ff.layer_1.weight", _same),
-    ("layers.{}.feed_forward.inner.bias", "ff.layer_1.bias", _same),
-    ("layers.{}.feed_forward.outer.weight", "ff.layer_2.weight", _same),
-    ("layers.{}.feed_forward.outer.bias", "ff.layer_2.bias", _same),
-    ("layers.{}.feed_forward_norm.weight", "ff.layer_norm.weight", _same),
-    ("layers.{}.feed_forward_norm.bias", "ff.layer_norm.bias", _same),
+PER_LAYER: tuple[tuple[str, str, Form], ...] = (
+    ("bias_u", "rel_attn.r_w_bias", OF_LAYER),
+    ("bias_v", "rel_attn.r_r_bias", OF_LAYER),
+    ("layers.{}.attention.query.weight", "rel_attn.q", INTO_HEADS),
+    ("layers.{}.attention.key_value.weight", "rel_attn.k", KEY),
+    ("layers.{}.attention.key_value.weight", "rel_attn.v", VALUE),
+    ("layers.{}.attention.distance.weight", "rel_attn.r", INTO_HEADS),
+    ("layers.{}.attention.output.weight", "rel_attn.o", FROM_HEADS),
+    ("layers.{}.attention_norm.weight", "rel_attn.layer_norm.weight", SAME),
+    ("layers.{}.attention_norm.bias", "rel_attn.layer_norm.bias", SAME),
+    ("layers.{}.feed_forward.inner.weight", "ff.layer_1.weight", SAME),
+    ("layers.{}.feed_forward.inner.bias", "ff.layer_1.bias", SAME),
+    ("layers.{}.feed_forward.outer.weight", "ff.layer_2.weight", SAME),
+    ("layers.{}.feed_forward.outer.bias", "ff.layer_2.bias", SAME),
+    ("layers.{}.feed_forward_norm.weight", "ff.layer_norm.weight", SAME),
+    ("layers.{}.feed_forward_norm.bias", "ff.layer_norm.bias", SAME),
 )
 """Tensors of a layer, theirs under ``transformer.layer.{}.``."""
 
-SEGMENTS: tuple[tuple[str, str, Convert], ...] = (
-    ("bias_s", "rel_attn.r_s_bias", _of_layer),
-    ("segment", "rel_attn.seg_embed", _of_layer),
+SEGMENTS: tuple[tuple[str, str, Form], ...] = (
+    ("bias_s", "rel_attn.r_s_bias", OF_LAYER),
+    ("segment", "rel_attn.seg_embed", OF_LAYER),
 )
 """Tensors of a layer that a model without segment embeddings lacks and transformers always has."""
 
@@ -132,21 +143,21 @@ def xlnet_weights(tensors: Mapping[str, Tensor], *, num_layers: int, num_heads: 
     Raises:
         XltrainError: naming each tensor that is missing, or that has no place in XLNet.
     """
-    rows = [(ours, theirs, convert, 0) for ours, theirs, convert in WHOLE]
+    rows = [(ours, theirs, form, 0) for ours, theirs, form in WHOLE]
     if UNTIED[0] in tensors:
         rows.append((*UNTIED, 0))
     with_segments = any(ours in tensors for ours, _, _ in SEGMENTS)
     for layer in range(num_layers):
         rows += [
-            (ours.format(layer), f"transformer.layer.{layer}.{theirs}", convert, layer)
-            for ours, theirs, convert in PER_LAYER + (SEGMENTS if with_segments else ())
+            (ours.format(layer), f"transformer.layer.{layer}.{theirs}", form, layer)
+            for ours, theirs, form in PER_LAYER + (SEGMENTS if with_segments else ())
         ]
     used = {ours for ours, _, _, _ in rows}
     faults = [f"missing {name}" for name in sorted(used - set(tensors))]
     faults += [f"no place for {name}" for name in sorted(set(tensors) - used)]
     if faults:
         raise XltrainError(f"these weights are not those of an {ARCHITECTURE}: {'; '.join(faults)}")
-    found = {theirs: convert(tensors[ours], layer, num_heads) for ours, theirs, convert, layer in rows}
+    found = {theirs: form.there(tensors[ours], layer, num_heads) for ours, theirs, form, layer in rows}
     if not with_segments:
         for layer in range(num_layers):
             prefix = f"transformer.layer.{layer}.rel_attn."

@@ -5,7 +5,7 @@ The file is one protobuf message: a row of fields, each a number, a wire type an
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,14 @@ class SentencePieceModel:
     def read(cls, data: bytes) -> "SentencePieceModel":
         """Parse the content of a ``.model`` file that sentencepiece accepts."""
         pieces, trainer, normalizer = [], _Message({}), _Message({})
-        for number, value in _fields(data):
+        for number, value in protobuf_fields(data):
             if number == 1:
-                fields = _Message(dict(_fields(value)))
+                fields = _Message(dict(protobuf_fields(value)))
                 pieces.append(Piece(fields.text(1), fields.real(2), fields.number(3, default=NORMAL)))
             elif number == 2:
-                trainer = _Message(dict(_fields(value)))
+                trainer = _Message(dict(protobuf_fields(value)))
             elif number == 3:
-                normalizer = _Message(dict(_fields(value)))
+                normalizer = _Message(dict(protobuf_fields(value)))
         return cls(
             pieces=tuple(pieces),
             algorithm=ALGORITHMS[trainer.number(3, default=1)],
@@ -85,24 +85,24 @@ class _Message:
         return float(struct.unpack("<f", self.values.get(number, b"\0\0\0\0"))[0])
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+def protobuf_fields(data: bytes) -> Iterator[tuple[int, Any]]:
     place = 0
     while place < len(data):
-        key, place = _varint(data, place)
+        key, place = varint(data, place)
         number, wire = key >> 3, key & 7
         if wire == _VARINT:
-            value, place = _varint(data, place)
+            value, place = varint(data, place)
             yield number, value
             continue
         if wire == _BYTES:
-            size, place = _varint(data, place)
+            size, place = varint(data, place)
         else:
             size = {_FIXED64: 8, _FIXED32: 4}[wire]
         yield number, data[place : place + size]
         place += size
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def varint(data: bytes, place: int) -> tuple[int, int]:
     """An integer of seven bits per byte, the lowest first, and the place after it."""
     value = shift = 0
     while True:
@@ -112,3 +112,36 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return value, place
+
+
+def written(pieces: Sequence[Piece], *, charsmap: bytes) -> bytes:
+    """A unigram ``.model`` file of these pieces, with a compiled normalisation rule."""
+    unk = next((number for number, piece in enumerate(pieces) if piece.kind == UNKNOWN), 0)
+    ids = {piece.text: number for number, piece in enumerate(pieces)}
+    model = b"".join(
+        _field(1, _field(1, piece.text.encode()) + _real(2, piece.score) + _number(3, piece.kind)) for piece in pieces
+    )
+    numbers = {3: 1, 4: len(pieces), 40: unk, 41: ids.get("<s>", -1), 42: ids.get("</s>", -1), 43: -1}
+    trainer = b"".join(_number(number, value) for number, value in numbers.items())
+    normalizer = _field(1, b"user_defined") + _field(2, charsmap)
+    return model + _field(2, trainer) + _field(3, normalizer)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _encoded(number << 3 | _BYTES) + _encoded(len(content)) + content
+
+
+def _number(number: int, value: int) -> bytes:
+    return _encoded(number << 3 | _VARINT) + _encoded(value & (1 << 64) - 1)
+
+
+def _real(number: int, value: float) -> bytes:
+    return _encoded(number << 3 | _FIXED32) + struct.pack("<f", value)
+
+
+def _encoded(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])

@@ -72,7 +72,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         built = _symbols([tokenizer.piece(number) for number in range(tokenizer.vocab_size)], bytewise=False)
         _add_specials(built, specials, mask_takes_space=False)
     elif isinstance(tokenizer, ByteTokenizer):
-        built = _symbols([*SPECIALS, *_byte_names()], bytewise=True)
+        built = _symbols([*SPECIALS, *byte_names()], bytewise=True)
         _add_specials(built, specials, mask_takes_space=False)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _pieces(SentencePieceModel.read(tokenizer.model))
@@ -115,7 +115,7 @@ def _symbols(pieces: Sequence[str], *, bytewise: bool) -> "tokenizers.Tokenizer"
     return built
 
 
-def _byte_names() -> list[str]:
+def byte_names() -> list[str]:
     """The characters that stand for the bytes 0 to 255 in byte-level vocabularies (GPT-2's choice).
 
     Bytes that are visible characters of Latin-1 stand for themselves, the others for code points from 256 on.

@@ -1,0 +1,337 @@
+"""What cannot be imported is refused in one sentence, status 2, and nothing is written, or run, or touched."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import foreign
+import pytest
+import torch
+from conftest import Outcome
+from safetensors.torch import load_file, save_file
+from test_import_xlnet import save_transformers, tensorflow_folder
+
+from xltrain.errors import UsageError
+from xltrain.interop import import_checkpoint as module
+from xltrain.interop.pickles import Bag, read_pickle, read_torch
+
+Cli = Callable[..., Outcome]
+
+
+class Touch:
+    """Pickled, it asks for a file to be touched when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def refused(cli: Cli, tmp_path: Path) -> Callable[..., str]:
+    """``refused(source)`` is the sentence; nothing new lies anywhere afterwards."""
+
+    def run(source: Path, *options: object) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        sentence = cli("import-checkpoint", source, tmp_path / "new" / "out", *options).sentence()
+        assert sorted(tmp_path.rglob("*")) == before
+        return sentence
+
+    return run
+
+
+@pytest.fixture
+def xlnet(spiece: Path, tmp_path: Path) -> Path:
+    save_transformers(tmp_path / "xlnet", spiece)
+    return tmp_path / "xlnet"
+
+
+@pytest.fixture
+def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    config, tensors = foreign.read_golden("txl_adaptive")
+    return config, foreign.weights_of(tensors)
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text(encoding="utf-8")) | changes
+    content = {key: value for key, value in content.items() if value != "gone"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def change_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old form"])
+def test_a_pickle_that_would_touch_a_file(old: bool, refused: Callable[..., str], golden: Any, tmp_path: Path) -> None:
+    touched, config = tmp_path / "touched", golden[0]
+    source = foreign.write_original(tmp_path / "source", *golden)
+    for content in (
+        Touch(touched),
+        {"model_state": {"a": Touch(touched)}, "model_config": {"n_layer": 1}},
+        {"a": torch.zeros(2), "b": [Touch(touched)]},
+    ):
+        torch.save(content, source, _use_new_zipfile_serialization=not old)
+        sentence = refused(source)
+        assert "model.pt: asks for posix.mkdir" in sentence
+        assert "nothing of it was read" in sentence
+    source = foreign.write_original(tmp_path / "source", config, golden[1])
+    torch.save({"idx2sym": Touch(touched)}, source.parent / "cache.pt", _use_new_zipfile_serialization=not old)
+    assert "cache.pt: asks for posix.mkdir" in refused(source)
+    assert not touched.exists()
+
+
+def test_plain_pickles_and_weights_of_transformers(
+    refused: Callable[..., str], golden: Any, xlnet: Path, tmp_path: Path
+) -> None:
+    touched = tmp_path / "touched"
+    folder = foreign.write_transfo_xl(tmp_path / "txl", *golden)
+    foreign.write_pickle(folder / "vocab.pkl", {"idx2sym": ["a"], "more": Touch(touched)})
+    assert "vocab.pkl: asks for posix.mkdir" in refused(folder)
+    (xlnet / "model.safetensors").unlink()
+    torch.save({"a": Touch(touched)}, xlnet / "pytorch_model.bin")
+    assert "pytorch_model.bin: asks for posix.mkdir" in refused(xlnet)
+    assert not touched.exists()
+
+
+def test_a_pickle_cannot_change_the_classes_that_stand_for_others(tmp_path: Path) -> None:
+    """torch's old form writes a file of differences for classes with this attribute."""
+
+    path = tmp_path / "vocab.pkl"
+    # GLOBAL data_utils.Corpus, then BUILD of (None, {"dump_patches": True}) on the class itself
+    path.write_bytes(b"\x80\x02cdata_utils\nCorpus\nN}X\x0c\x00\x00\x00dump_patches\x88s\x86b.")
+    with pytest.raises(UsageError):
+        read_pickle(path)
+    assert Bag.dump_patches is False
+
+
+def test_functions_beyond_data_are_not_even_named(tmp_path: Path) -> None:
+    for name in ("builtins\neval", "os\nsystem", "torch\nload", "collections\nnamedtuple", "mem_transformer\nother"):
+        path = tmp_path / "a.pkl"
+        path.write_bytes(f"\x80\x02c{name}\n.".encode("latin-1"))
+        with pytest.raises(UsageError, match=name.replace("\n", ".")):
+            read_pickle(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "old pt", "tf index", "tf data", "json", "vocab", "spiece"])
+def test_files_that_were_cut_short(
+    kind: str, share: float, refused: Callable[..., str], golden: Any, xlnet: Path, spiece: Path, tmp_path: Path
+) -> None:
+    if kind in ("safetensors", "json", "spiece"):
+        source = xlnet
+        change_json(xlnet / "config.json")  # without a line end, which might be missed
+        path = xlnet / {"safetensors": "model.safetensors", "json": "config.json", "spiece": "spiece.model"}[kind]
+    elif kind.startswith("tf"):
+        source = tensorflow_folder(tmp_path / "tf", spiece)
+        path = source / {"tf index": "xlnet_model.ckpt.index", "tf data": "xlnet_model.ckpt.data-00000-of-00001"}[kind]
+    else:
+        source = foreign.write_original(tmp_path / "source", *golden, old=kind == "old pt")
+        path = source.parent / "cache.pt" if kind == "vocab" else source
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    sentence = refused(source)
+    assert path.name in sentence
+
+
+def test_a_damaged_byte_of_a_tensorflow_checkpoint(refused: Callable[..., str], spiece: Path, tmp_path: Path) -> None:
+    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    for name, place in (("xlnet_model.ckpt.data-00000-of-00001", 5000), ("xlnet_model.ckpt.index", 300)):
+        path = folder / name
+        data = bytearray(path.read_bytes())
+        data[place] ^= 4
+        path.write_bytes(data)
+        assert "checksum differs" in refused(folder)
+        data[place] ^= 4
+        path.write_bytes(data)
+
+
+def test_another_architecture(refused: Callable[..., str], xlnet: Path, golden: Any, tmp_path: Path) -> None:
+    change_json(xlnet / "config.json", model_type="bert")
+    assert "model_type is 'bert'; only xlnet, transfo-xl can be imported" in refused(xlnet)
+    source = tmp_path / "model.pt"
+    torch.save(torch.nn.Linear(2, 2), source)
+    assert "holds Linear; a Transformer-XL is" in refused(source)
+    torch.save({"weight": torch.zeros(2)}, source)
+    assert "holds a dict; a Transformer-XL is" in refused(source)
+    assert "holds nothing that can be imported" in refused(golden_free(tmp_path))
+    assert "no such file or folder" in refused(tmp_path / "nowhere")
+
+
+def golden_free(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def test_missing_and_unexpected_tensors_are_named(
+    refused: Callable[..., str], xlnet: Path, golden: Any, spiece: Path, tmp_path: Path
+) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["transformer.mask_emb"]
+        tensors["renamed"] = tensors.pop("transformer.layer.1.rel_attn.q")
+
+    change_tensors(xlnet / "model.safetensors", rename)
+    sentence = refused(xlnet)
+    assert "missing transformer.layer.1.rel_attn.q, transformer.mask_emb; unexpected renamed" in sentence
+
+    folder = tensorflow_folder(tmp_path / "tf", spiece, n_layer=3)
+    sentence = refused(folder)
+    assert "model/transformer/layer_2/ff/LayerNorm/beta" in sentence
+    assert "and 1 more" in sentence
+
+    folder = foreign.write_transfo_xl(tmp_path / "txl", *golden)
+    change_tensors(folder / "model.safetensors", lambda tensors: tensors.update(other=tensors.pop("crit.cluster_bias")))
+    assert "missing crit.cluster_bias; unexpected other" in refused(folder)
+
+    source = foreign.write_nvidia(tmp_path / "nv", *golden, n_layer=1)
+    assert "unexpected layers.1.dec_attn.layer_norm.bias" in refused(source)
+
+
+def test_another_shape_is_named(refused: Callable[..., str], xlnet: Path) -> None:
+    change_json(xlnet / "config.json", d_inner=40)
+    assert "feed_forward.inner.bias has shape (48,), not (40,)" in refused(xlnet)
+
+
+def test_numbers_that_are_none(refused: Callable[..., str], xlnet: Path) -> None:
+    change_tensors(xlnet / "model.safetensors", lambda tensors: tensors["transformer.mask_emb"].fill_(float("nan")))
+    assert "mask_embedding hold infinite or undefined numbers" in refused(xlnet)
+
+
+def test_vocabularies_of_another_size(
+    refused: Callable[..., str], xlnet: Path, golden: Any, spiece: Path, tmp_path: Path
+) -> None:
+    change_json(xlnet / "config.json", vocab_size=501)
+    assert "vocab_size is 501, but the embedding table has 500 rows" in refused(xlnet)
+    folder = tensorflow_folder(tmp_path / "tf", spiece, n_token=32000)
+    assert "n_token is 32,000, but the embedding table has 500 rows" in refused(folder)
+    source = foreign.write_original(tmp_path / "source", *golden)
+    text = tmp_path / "words.txt"
+    text.write_text("\n".join(foreign.words(59)), encoding="utf-8")
+    assert "the tokenizer has 59 pieces, but the embedding table has 60 rows" in refused(source, "--vocabulary", text)
+
+
+@pytest.mark.parametrize("given", [-1, 0, None, "gone"])
+def test_a_size_that_says_nothing_is_taken_from_the_tokenizer(
+    given: object, cli: Cli, spiece: Path, tmp_path: Path
+) -> None:
+    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    change_json(folder / "xlnet_config.json", n_token=given)
+    outcome = cli("import-checkpoint", folder, tmp_path / "out", "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["vocab_size"] == 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"n_layer": "gone"}, "n_layer is missing"),
+        ({"d_model": -1}, "d_model is -1; it must be a positive whole number"),
+        ({"n_head": "four"}, "n_head is 'four'"),
+        ({"ff_activation": "tanh"}, "ff_activation is 'tanh'"),
+        ({"attn_type": "uni"}, "attn_type is 'uni'"),
+        ({"dropout": "much"}, "dropout is 'much'; it must be a number"),
+        ({"dropout": 2}, "model.dropout: 2.0 is not allowed"),
+    ],
+)
+def test_settings_of_xlnet(changes: dict[str, Any], wanted: str, refused: Callable[..., str], xlnet: Path) -> None:
+    change_json(xlnet / "config.json", **changes)
+    assert wanted in refused(xlnet)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"attn_type": 2}, "attn_type is 2, and only 0 can be imported"),
+        ({"d_embed": 16}, "d_embed is 16, and only 32 can be imported"),
+        ({"sample_softmax": 5}, "sample_softmax is 5"),
+        ({"cutoffs": "20"}, "cutoffs is '20'"),
+        ({"div_val": 1}, "unexpected"),
+        ({"n_token": 61}, "n_token is 61, but the embedding table has 60 rows"),
+    ],
+)
+def test_settings_of_transformer_xl(
+    changes: dict[str, Any], wanted: str, refused: Callable[..., str], golden: Any, tmp_path: Path
+) -> None:
+    assert wanted in refused(foreign.write_nvidia(tmp_path / "source", *golden, **changes))
+
+
+def test_vocabularies_that_are_none(refused: Callable[..., str], golden: Any, tmp_path: Path) -> None:
+    source = foreign.write_original(tmp_path / "source", *golden)
+    cache = source.parent / "cache.pt"
+    for content, wanted in (
+        ({"idx2sym": ["a", "a"]}, "1 words of the vocabulary stand in it twice"),
+        ({"words": 3}, "holds no vocabulary"),
+        ([1], "holds no vocabulary"),
+        ({"idx2sym": ["a"], "delimiter": ""}, "cuts text at ''"),
+    ):
+        torch.save(content, cache)
+        assert wanted in refused(source)
+    with foreign.programs() as classes:
+        torch.save({"vocab": None, "of": classes["OpenAIVocab"]()}["of"], cache)
+    assert "GPT-2's subwords" in refused(source)
+
+
+def test_a_tokenizer_of_another_kind(refused: Callable[..., str], xlnet: Path) -> None:
+    (xlnet / "spiece.model").unlink()
+    assert "holds no tokenizer" in refused(xlnet)
+    (xlnet / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece"}}), encoding="utf-8")
+    assert "holds a WordPiece vocabulary" in refused(xlnet)
+
+
+def test_formats_that_were_not_meant(refused: Callable[..., str], xlnet: Path, finished: Any) -> None:
+    assert "choose auto, huggingface" in refused(xlnet, "--format", "bert")
+    assert "is a folder of transformers' XLNetLMHeadModel (huggingface), not" in refused(
+        xlnet, "--format", "transfo-xl"
+    )
+    assert "is xltrain's own already" in refused(finished[0] / "run")
+
+
+def test_two_checkpoints_in_one_folder(refused: Callable[..., str], spiece: Path, tmp_path: Path) -> None:
+    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    shutil.copy(folder / "xlnet_model.ckpt.index", folder / "other.ckpt.index")
+    assert "holds 2 checkpoints; name one of" in refused(folder)
+
+
+def test_what_may_be_replaced(cli: Cli, xlnet: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert cli("import-checkpoint", xlnet, output).status == 0
+    assert "--overwrite replaces an earlier import" in cli("import-checkpoint", xlnet, output).sentence()
+    assert cli("import-checkpoint", xlnet, output, "--overwrite").status == 0
+    (output / "mine.txt").touch()
+    assert "it holds mine.txt" in cli("import-checkpoint", xlnet, output, "--overwrite").sentence()
+    (output / "mine.txt").unlink()
+    (output / "imported.json").unlink()
+    assert "no imported.json in it says so" in cli("import-checkpoint", xlnet, output, "--overwrite").sentence()
+
+
+def test_a_full_disk_leaves_nothing(cli: Cli, xlnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "mark_complete", fail)
+    before = sorted(tmp_path.rglob("*"))
+    assert "No space left on device" in cli("import-checkpoint", xlnet, tmp_path / "a" / "out").sentence(status=1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_import_that_was_damaged_later_is_refused(cli: Cli, xlnet: Path, tmp_path: Path) -> None:
+    assert cli("import-checkpoint", xlnet, tmp_path / "out").status == 0
+    change_tensors(tmp_path / "out" / "model.safetensors", lambda tensors: tensors.pop("mask_embedding"))
+    for command in (("eval-ppl",), ("inspect",)):
+        assert "model.safetensors has" in cli(*command, tmp_path / "out").sentence()
+
+
+def test_torch_is_asked_for_weights_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"a": torch.arange(3)}, path)
+    assert torch.equal(read_torch(path)["a"], torch.arange(3))
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(UsageError, match="not a file of"):
+        read_torch(path)

@@ -1,0 +1,200 @@
+"""``import-checkpoint``: another program's checkpoint in, one of ours out.
+
+The result is a folder like ``checkpoints/step-N`` without what only a running training has (optimizer, memory,
+position): ``eval-ppl``, ``inspect`` and ``export-checkpoint`` read it, and ``run.init_from`` starts a run from it.
+"""
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xltrain import console
+from xltrain.config.init_from import TOKENIZER_FILES
+from xltrain.config.load import dump_config, validate
+from xltrain.config.schema import Config
+from xltrain.errors import UsageError
+from xltrain.interop import readers
+from xltrain.interop.folder import check_output, replacing
+from xltrain.interop.imported import Imported, listed, read_json
+from xltrain.training.build import build_model, count_parameters
+from xltrain.training.checkpoint import MARK, load_weights, mark_complete
+
+ABOUT = "imported.json"
+"""Says where an imported checkpoint comes from."""
+
+FILES = {"config.yaml", "model.safetensors", ABOUT, MARK, *TOKENIZER_FILES.values()}
+"""Every name that an import may have written."""
+
+FORMATS: dict[str, tuple[Callable[[Path, Path | None], Imported], str]] = {
+    "huggingface": (readers.read_xlnet, "a folder of transformers' XLNetLMHeadModel"),
+    "transfo-xl": (readers.read_transfo_xl, "a folder of TransfoXLLMHeadModel, of transformers 4"),
+    "tensorflow-xlnet": (readers.read_tensorflow_xlnet, "xlnet_model.ckpt of the original XLNet"),
+    "transformer-xl": (readers.read_pytorch_transformer_xl, "model.pt of the original PyTorch Transformer-XL"),
+    "nvidia-transformer-xl": (readers.read_pytorch_transformer_xl, "checkpoint_*.pt of NVIDIA's Transformer-XL"),
+}
+"""Name of a format -> its reader, and what it is."""
+
+_MODEL_TYPES = {"xlnet": "huggingface", "transfo-xl": "transfo-xl"}
+_PICKLES = {
+    "model.pt": "transformer-xl",
+    "checkpoint_best.pt": "nvidia-transformer-xl",
+    "checkpoint_last.pt": "nvidia-transformer-xl",
+}
+
+
+def import_checkpoint(
+    source: Path, output: Path, *, format_name: str, vocabulary: Path | None, overwrite: bool
+) -> dict[str, Any]:
+    """Write ``output``; arguments as the command's options.
+
+    Raises:
+        UsageError: if ``source`` cannot be read as the format, or ``output`` may not be written; nothing is written.
+        XltrainError: if writing fails; ``output`` is as it was.
+    """
+    if format_name not in ("auto", *FORMATS):
+        raise UsageError(f"--format: {format_name!r} is not allowed; choose auto, {', '.join(FORMATS)}")
+    check_output(
+        output,
+        overwrite=overwrite,
+        what="an import",
+        files=FILES,
+        mark=ABOUT,
+        recognised=(output / ABOUT).is_file(),
+    )
+    name, path = find_source(source, format_name)
+    reader, _ = FORMATS[name]
+    imported = reader(path, vocabulary)
+    config = configuration(imported, path)
+    check_weights(imported, config, path)
+    precisions = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in imported.weights.values()})
+    notes = list(imported.notes)
+    if precisions != ["float32"]:
+        notes.append(f"weights are kept in float32; they were stored in {', '.join(precisions)}")
+    about = {
+        "imported_by": f"xltrain {version('xltrain')}",
+        "format": imported.format,
+        "source": str(path.resolve()),
+        "initial_memory": imported.initial_memory,
+        "notes": notes,
+    }
+    with replacing(output, what="the import") as folder:
+        _write(folder, imported, config, about)
+    for note in notes:
+        console.say(f"note: {note}")
+    return {
+        "output": str(output),
+        "format": imported.format,
+        "source": str(path),
+        "parameters": sum(tensor.numel() for tensor in imported.weights.values()),
+        "vocab_size": imported.tokenizer.vocab_size,
+        "initial_memory": imported.initial_memory,
+        "notes": notes,
+    }
+
+
+def find_source(source: Path, format_name: str) -> tuple[str, Path]:
+    """The format, and the path that its reader takes: a folder, a file, or a TensorFlow checkpoint's prefix.
+
+    Raises:
+        UsageError: if nothing that can be imported lies there.
+    """
+    index = _tensorflow_prefix(source)
+    if index is not None:
+        return _as_asked("tensorflow-xlnet", index, format_name)
+    if source.is_file():
+        name = "nvidia-transformer-xl" if source.name.startswith("checkpoint") else "transformer-xl"
+        pickled = {"transformer-xl", "nvidia-transformer-xl"}
+        return (format_name if format_name in pickled else _as_asked(name, source, format_name)[0]), source
+    if not source.is_dir():
+        raise UsageError(f"{source}: no such file or folder (working directory {Path.cwd()})")
+    if (source / MARK).is_file() or (source / "latest").is_file():
+        raise UsageError(f"{source}: is xltrain's own already; run.init_from starts a run from it as it is")
+    if (source / "config.json").is_file():
+        given = read_json(source / "config.json").get("model_type")
+        if given not in _MODEL_TYPES:
+            known = ", ".join(_MODEL_TYPES)
+            raise UsageError(f"{source / 'config.json'}: model_type is {given!r}; only {known} can be imported")
+        return _as_asked(_MODEL_TYPES[str(given)], source, format_name)
+    for file_name, name in _PICKLES.items():
+        if (source / file_name).is_file():
+            return _as_asked(name, source / file_name, format_name)
+    raise UsageError(
+        f"{source}: holds nothing that can be imported: config.json of transformers, an .index of a TensorFlow "
+        f"checkpoint, or {', '.join(_PICKLES)}"
+    )
+
+
+def _tensorflow_prefix(source: Path) -> Path | None:
+    """``xlnet_model.ckpt`` for itself, for any of its files, and for its folder if no other checkpoint is there."""
+    if source.with_name(source.name + ".index").is_file():
+        return source
+    for ending in (".index", ".meta"):
+        if source.name.endswith(ending):
+            return source.with_name(source.name.removesuffix(ending))
+    if ".data-0" in source.name:
+        return source.with_name(source.name.partition(".data-0")[0])
+    if not source.is_dir() or (source / "config.json").is_file():
+        return None
+    found = sorted(path.with_name(path.name.removesuffix(".index")) for path in source.glob("*.index"))
+    if len(found) > 1:
+        raise UsageError(
+            f"{source}: holds {len(found)} checkpoints; name one of {listed([str(path) for path in found])}"
+        )
+    return found[0] if found else None
+
+
+def _as_asked(found: str, path: Path, asked: str) -> tuple[str, Path]:
+    if asked not in ("auto", found):
+        raise UsageError(f"{path}: is {FORMATS[found][1]} ({found}), not {FORMATS[asked][1]} as --format {asked} says")
+    return found, path
+
+
+def configuration(imported: Imported, source: Path) -> Config:
+    """A configuration of which the checkpoint is one.
+
+    Raises:
+        UsageError: if what the other program says makes no model here; each fault is named.
+    """
+    tokenizer = imported.tokenizer
+    config, problems = validate(
+        {
+            "run": {"name": "imported"},
+            "corpus": {"train": [f"(unknown: imported from {source.name})"]},
+            "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+            **imported.sections,
+        }
+    )
+    if problems or config is None:
+        raise UsageError(f"{source}: makes no model here: {'; '.join(f'{key}: {text}' for key, text in problems)}")
+    return config
+
+
+def check_weights(imported: Imported, config: Config, source: Path) -> None:
+    """Refuse weights that do not fit the model in name or shape, or that hold numbers that are none."""
+    meta = torch.device("meta")
+    with meta:
+        model = build_model(config, vocab_size=imported.tokenizer.vocab_size, device=meta)
+    load_weights(model, {name: tensor.to(meta) for name, tensor in imported.weights.items()}, source=source)
+    broken = [name for name, tensor in imported.weights.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise UsageError(f"{source}: {listed(broken)} hold infinite or undefined numbers; training had failed before")
+    counted = sum(tensor.numel() for tensor in imported.weights.values())
+    assert counted == count_parameters(model)
+
+
+def _write(folder: Path, imported: Imported, config: Config, about: dict[str, Any]) -> None:
+    settings = folder / "config.yaml"
+    settings.write_text(dump_config(config), encoding="utf-8")
+    weights: dict[str, Tensor] = {name: tensor.float().contiguous() for name, tensor in imported.weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(settings.stat().st_mode)  # safetensors lets nobody else read what it writes
+    for name, data in imported.tokenizer.files().items():
+        (folder / name).write_bytes(data)
+    (folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    mark_complete(folder)

@@ -1,0 +1,306 @@
+"""From files of other programs to :class:`Imported`: a function per format, where files, tables and settings meet."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from xltrain.data.words import WordTokenizer
+from xltrain.errors import UsageError
+from xltrain.interop import tensorflow, transformer_xl, xlnet_import
+from xltrain.interop.bundle import Bundle
+from xltrain.interop.imported import Imported, Settings, listed, read_json, require_names, vocabulary_size
+from xltrain.interop.pickles import BAGS, Bag, read_torch, tensors_of
+from xltrain.interop.tokenizer_import import read_folder_tokenizer
+from xltrain.interop.transformer_xl import Layout, find_ties, from_original
+from xltrain.interop.words import find_words, words_of
+
+
+def read_xlnet(folder: Path, vocabulary: Path | None) -> Imported:
+    """A folder of transformers' ``XLNetLMHeadModel``."""
+    settings = Settings(read_json(folder / "config.json"), folder / "config.json")
+    tokenizer = read_folder_tokenizer(folder, given=vocabulary)
+    tensors, file = folder_tensors(folder)
+    return _xlnet(
+        tensors,
+        settings,
+        file=file,
+        tokenizer=tokenizer,
+        activations=xlnet_import.THEIR_ACTIVATIONS,
+        name="huggingface",
+        initial_memory="absent",
+        notes=(),
+    )
+
+
+def read_tensorflow_xlnet(prefix: Path, vocabulary: Path | None) -> Imported:
+    """``xlnet_config.json``, ``spiece.model`` and the TensorFlow checkpoint of the original XLNet."""
+    folder = prefix.parent
+    settings = Settings(read_json(folder / "xlnet_config.json"), folder / "xlnet_config.json")
+    tokenizer = read_folder_tokenizer(folder, given=vocabulary)
+    bundle, num_layers = Bundle(prefix), settings.count("n_layer")
+    left = {name for name in bundle.entries if tensorflow.is_of_the_optimizer(name)}
+    wanted = tensorflow.wanted_variables(num_layers, present=bundle.entries)
+    require_names(bundle.entries, wanted=wanted, ignored=left, source=bundle.index)
+    notes = [f"{len(left):,} variables of the optimizer are left out ({listed(sorted(left)[:3])}, ...)"] if left else []
+    return _xlnet(
+        tensorflow.to_transformers({name: bundle.read(name) for name in wanted}, num_layers=num_layers),
+        settings,
+        file=bundle.index,
+        tokenizer=tokenizer,
+        activations={"gelu": "gelu_tanh", "relu": "relu"},  # the original's gelu is the tanh form
+        name="tensorflow-xlnet",
+        initial_memory="zeros",
+        notes=(*notes, "text is tokenised as it is: the original also replaced `` and '' by \" and stripped accents"),
+    )
+
+
+def _xlnet(
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    *,
+    file: Path,
+    tokenizer: Any,
+    activations: Mapping[str, str],
+    name: str,
+    initial_memory: str,
+    notes: tuple[str, ...],
+) -> Imported:
+    weights = xlnet_import.from_xlnet(tensors, num_layers=settings.count("n_layer"), source=file)
+    rows = weights["embedding.weight"].shape[0]
+    vocabulary_size(settings, "vocab_size", "n_token", rows=rows, tokenizer=tokenizer)
+    found = xlnet_import.sections(settings, weights, activations=activations)
+    if settings.flag("bi_data", False):
+        notes += ("trained on text in both directions (bi_data): segments.bidirectional goes on so",)
+    return Imported(name, weights, found, tokenizer, initial_memory, notes)
+
+
+def read_transfo_xl(folder: Path, vocabulary: Path | None) -> Imported:
+    """A folder of ``TransfoXLLMHeadModel``, which transformers had until 4.x."""
+    path = folder / "config.json"
+    settings = Settings(read_json(path), path)
+    values = settings.values
+    stored, file = folder_tensors(folder)
+    cutoffs = _cutoffs(settings)
+    share = values.get("proj_share_all_but_first", True)
+    ties = values.get("tie_projs") or [False, *[bool(share)] * len(cutoffs)]
+    tensors = transformer_xl.from_transformers(stored, untied=settings.flag("untie_r", True))
+    described = {
+        **values,
+        "tie_weight": values.get("tie_word_embeddings", True) and values.get("tie_weight", True),
+        "tie_projs": ties,
+        "cutoffs": cutoffs,
+        "pre_lnorm": values.get("pre_lnorm", False),
+        "layer_norm_eps": values.get("layer_norm_epsilon", 1e-5),
+        "n_token": values.get("vocab_size", values.get("n_token")),
+        "init_std": values.get("init_std", 0.02),
+    }
+    return _transformer_xl(
+        tensors,
+        Settings(described, path),
+        file=file,
+        tokenizer=find_words(folder, vocabulary),
+        name="transfo-xl",
+        initial_memory="zeros",
+        notes=(
+            "transformers begins with a memory of zeros that rows attend to, xltrain with none: numbers of the first "
+            "mem_len tokens of a text differ, later ones hardly",
+            "TransfoXLTokenizer splits punctuation off (Moses); xltrain reads words between white space",
+        ),
+    )
+
+
+def read_pytorch_transformer_xl(path: Path, vocabulary: Path | None) -> Imported:
+    """``model.pt`` of the original PyTorch code, or ``checkpoint_*.pt`` of NVIDIA's."""
+    found = read_torch(path)
+    if isinstance(found, dict) and "model_state" in found:
+        return _nvidia(found, path, vocabulary)
+    while isinstance(found, BAGS["torch.nn.parallel.data_parallel.DataParallel"]):
+        found = found.module
+    if not isinstance(found, BAGS["mem_transformer.MemTransformerLM"]):
+        what = type(found).__name__ if isinstance(found, Bag) else f"a {type(found).__name__}"
+        raise UsageError(
+            f"{path}: holds {what}; a Transformer-XL is a pickled MemTransformerLM (the original's model.pt) or a "
+            "dictionary with model_state and model_config (NVIDIA's checkpoint_*.pt)"
+        )
+    tokenizer = find_words(path.parent, vocabulary)
+    return _transformer_xl(
+        tensors_of(found),
+        Settings(_settings_of_module(found), path),
+        file=path,
+        tokenizer=tokenizer,
+        name="transformer-xl",
+        initial_memory="absent",
+        notes=_notes_on_words(tokenizer),
+    )
+
+
+def _nvidia(found: dict[str, Any], path: Path, vocabulary: Path | None) -> Imported:
+    values = found.get("model_config")
+    if not isinstance(values, dict) or not isinstance(found["model_state"], dict):
+        raise UsageError(
+            f"{path}: has model_state but no model_config with the model's sizes; NVIDIA's code saves both"
+        )
+    if vocabulary is None and found.get("vocab") is not None:
+        tokenizer = words_of(found["vocab"], path)
+    else:
+        tokenizer = find_words(path.parent, vocabulary)
+    left = [name for name in ("optimizer_state", "scheduler_state", "amp_state", "memory") if found.get(name)]
+    described = {**values, "layer_norm_eps": 1e-5}
+    notes = [f"{', '.join(left)} are left out: a run starts anew from the weights"] if left else []
+    if values.get("same_length") and isinstance(values.get("mem_len"), int):
+        described["mem_len"] = values["mem_len"] + 1
+        notes.append(
+            f"with same_length NVIDIA's rows see mem_len + 1 keys: segments.mem_len is {described['mem_len']:,} here"
+        )
+    tensors = {name: tensor for name, tensor in found["model_state"].items() if isinstance(tensor, Tensor)}
+    return _transformer_xl(
+        transformer_xl.from_nvidia(tensors),
+        Settings(described, path),
+        file=path,
+        tokenizer=tokenizer,
+        name="nvidia-transformer-xl",
+        initial_memory="absent",
+        notes=(*notes, *_notes_on_words(tokenizer)),
+    )
+
+
+def _settings_of_module(model: Bag) -> dict[str, Any]:
+    """What the constructor of the original's ``MemTransformerLM`` was given, as far as its objects still say it."""
+    found: dict[str, Any] = {key: value for key, value in vars(model).items() if isinstance(value, int | float | bool)}
+    embedding, layers = getattr(model, "word_emb", None), getattr(model, "layers", None)
+    for key in ("cutoffs", "div_val"):
+        found[key] = getattr(embedding, key, None)
+    if isinstance(found["cutoffs"], list):
+        found["cutoffs"] = found["cutoffs"][:-1]  # the last is the vocabulary
+    found["dropout"] = getattr(getattr(model, "drop", None), "p", None)
+    first = next(iter(getattr(layers, "_modules", {}).values()), None)
+    attention = getattr(first, "dec_attn", None)
+    found["pre_lnorm"] = getattr(attention, "pre_lnorm", False)
+    found["dropatt"] = getattr(getattr(attention, "dropatt", None), "p", None)
+    found["layer_norm_eps"] = getattr(getattr(attention, "layer_norm", None), "eps", None)
+    return found
+
+
+def _transformer_xl(
+    tensors: Mapping[str, Tensor],
+    settings: Settings,
+    *,
+    file: Path,
+    tokenizer: WordTokenizer,
+    name: str,
+    initial_memory: str,
+    notes: tuple[str, ...],
+) -> Imported:
+    """A Transformer-XL whose tensors and settings have the original's names."""
+    values, d_model = settings.values, settings.count("d_model")
+    settings.refuse_unless("attn_type", 0, 0, "it is Transformer-XL's attention")
+    if settings.number("sample_softmax", -1) > 0:
+        settings.refuse_unless("sample_softmax", -1, -1, "xltrain has no sampled softmax")
+    if values.get("d_embed") is not None:
+        settings.refuse_unless("d_embed", d_model, d_model, "embeddings are as wide as the model")
+    cutoffs, div_val = _cutoffs(settings), settings.count("div_val") if values.get("div_val") is not None else 1
+    num_tables = len(cutoffs) + 1 if div_val > 1 else 1
+    given = values.get("tie_projs")
+    given = [bool(tied) for tied in given] if isinstance(given, list | tuple) else []
+    ties = given + [False] * (num_tables - len(given))
+    tie_embeddings, tie_projections = find_ties(
+        tensors,
+        num_bins=num_tables,
+        tie_embeddings=settings.flag("tie_weight", True),
+        tie_projections=ties[:num_tables],
+    )
+    layout = Layout(settings.count("n_layer"), tuple(cutoffs), div_val, tie_embeddings, tie_projections)
+    require_names(tensors, wanted=[theirs for theirs, _, _ in layout.rows()], ignored=layout.copies(), source=file)
+    weights = from_original(tensors, layout)
+    tables = [tensor for ours, tensor in weights.items() if ours.startswith(("embedding.weight", "embedding.tables."))]
+    vocabulary_size(settings, "n_token", rows=sum(len(table) for table in tables), tokenizer=tokenizer)
+    dropout = settings.number("dropout", 0.1)
+    return Imported(
+        name,
+        weights,
+        {
+            "model": {
+                "num_layers": layout.num_layers,
+                "d_model": d_model,
+                "num_heads": settings.count("n_head"),
+                "head_dim": settings.count("d_head"),
+                "d_inner": weights["layers.0.feed_forward.inner.bias"].shape[0],
+                "activation": "relu",
+                "dropout": dropout,
+                "attention_dropout": settings.number("dropatt", 0.0),
+                "tie_position_bias": weights["bias_u"].shape[0] == 1,
+                "clamp_len": settings.length("clamp_len"),
+                "same_length": settings.flag("same_length", False),
+                "norm_eps": settings.number("layer_norm_eps", 1e-5),
+                "norm_position": "pre" if settings.flag("pre_lnorm", False) else "post",
+                "scale_embeddings": True,
+                "tie_embeddings": tie_embeddings,
+                "adaptive": {
+                    "cutoffs": cutoffs,
+                    "div_val": div_val,
+                    "tie_projections": list(tie_projections) if div_val > 1 and cutoffs else False,
+                },
+                "init": {"std": settings.number("init_std", 0.02)},
+            },
+            "objective": {"name": "causal"},
+            "segments": {"seq_len": settings.length("tgt_len", 128), "mem_len": settings.length("mem_len")},
+        },
+        tokenizer,
+        initial_memory,
+        notes,
+    )
+
+
+def _cutoffs(settings: Settings) -> list[int]:
+    """Where bins begin, without the vocabulary's size, which some programs append."""
+    if settings.values.get("adaptive") is False:
+        return []
+    given = settings.values.get("cutoffs") or []
+    size = settings.values.get("n_token", settings.values.get("vocab_size"))
+    if not isinstance(given, list | tuple) or not all(isinstance(cutoff, int) for cutoff in given):
+        raise UsageError(f"{settings.source}: cutoffs is {given!r}; it must be a list of ids")
+    return [cutoff for cutoff in given if cutoff != size]
+
+
+def _notes_on_words(tokenizer: WordTokenizer) -> tuple[str, ...]:
+    if "<S>" in tokenizer.words:
+        return ("the original put <S> before and after each sentence; write them into the text",)
+    return ()
+
+
+def folder_tensors(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """The tensors of a folder of transformers, in one file or several, and the file to name in sentences.
+
+    Raises:
+        UsageError: if there are none, or a file is damaged.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            parts = read_json(index).get("weight_map")
+            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+                raise UsageError(f"{index}: has no weight_map, which says where each tensor lies")
+            found: dict[str, Tensor] = {}
+            for part in sorted(set(parts.values())):
+                found |= _tensors_in(folder / Path(part).name)
+            return found, index
+        if (folder / name).is_file():
+            return _tensors_in(folder / name), folder / name
+    raise UsageError(f"{folder}: holds no weights (model.safetensors or pytorch_model.bin)")
+
+
+def _tensors_in(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise UsageError(f"{path}: not a safetensors file, or one that was cut short ({error})") from None
+    found = read_torch(path)
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: holds no tensors by name")
+    return {str(name): tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
