@@ -119,7 +119,14 @@ class TokenizerConfig(Section):
     eos: bool = True
     """Whether every line, a blank one too, ends with `<eos>` (word only)."""
     lower: bool = False
-    """Whether text is lower-cased before it is split (word only)."""
+    """Whether text is lower-cased before it is split (word and sentencepiece)."""
+    quotes: bool = False
+    """Whether two grave accents, and two apostrophes, become a quotation mark, as XLNet has it (sentencepiece only)."""
+    strip_accents: bool = False
+    """Whether characters are taken apart (NFKD) and combining marks dropped, as XLNet has it; this harms Korean, Thai
+    and Indic scripts (sentencepiece only)."""
+    split_digit_commas: bool = False
+    """Whether a comma after a digit becomes a piece of its own, as XLNet has it (sentencepiece only)."""
     model_type: Literal["unigram", "bpe"] = "unigram"
     """Algorithm of a trained sentencepiece model."""
     character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
@@ -147,6 +154,13 @@ class TokenizerConfig(Section):
         found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
         if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
             found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
+        if self.kind != "sentencepiece":
+            keys = ("quotes", "strip_accents", "split_digit_commas") + (("lower",) if self.kind != "word" else ())
+            found += [
+                (key, f"it needs tokenizer.kind sentencepiece, not {self.kind}; leave it out")
+                for key in keys
+                if getattr(self, key)
+            ]
         if self.kind == "byte" and self.path is not None:
             found.append(("path", f"{self.path!r} is not allowed: bytes need no file; leave it out"))
         if self.kind == "byte" and self.vocab_size not in (None, 265):

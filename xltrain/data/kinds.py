@@ -5,6 +5,7 @@ from pathlib import Path
 
 from xltrain import console
 from xltrain.config.text import TokenizerConfig
+from xltrain.data.cleanup import CleanUp
 from xltrain.data.tokenizer import (
     CharTokenizer,
     SentencePieceTokenizer,
@@ -25,12 +26,26 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     kinds = (SentencePieceTokenizer, CharTokenizer, ByteTokenizer, WordTokenizer)
     for kind in kinds:
         if (folder / kind.file_name).is_file():
-            return read_tokenizer(folder / kind.file_name, kind=kind.kind)
+            beside = folder / SentencePieceTokenizer.cleanup_name
+            cleanup = CleanUp.from_file(beside.read_bytes(), source=str(beside)) if beside.is_file() else CleanUp()
+            return read_tokenizer(folder / kind.file_name, kind=kind.kind, cleanup=cleanup)
     raise UsageError(f"{folder}: holds no tokenizer ({', '.join(kind.file_name for kind in kinds)})")
 
 
-def read_tokenizer(path: Path, *, kind: str) -> Tokenizer:
-    """A tokenizer of the given kind from its file.
+def cleanup_of(wanted: TokenizerConfig) -> CleanUp:
+    """The clean-up that a configuration asks for; other kinds than sentencepiece have none."""
+    if wanted.kind != "sentencepiece":
+        return CleanUp()
+    return CleanUp(
+        quotes=wanted.quotes,
+        accents=wanted.strip_accents,
+        lower=wanted.lower,
+        digit_commas=wanted.split_digit_commas,
+    )
+
+
+def read_tokenizer(path: Path, *, kind: str, cleanup: CleanUp | None = None) -> Tokenizer:
+    """A tokenizer of the given kind from its file; ``cleanup``: what a sentencepiece model's text goes through first.
 
     Raises:
         UsageError: if the file is missing, or of another kind.
@@ -40,7 +55,7 @@ def read_tokenizer(path: Path, *, kind: str) -> Tokenizer:
     except OSError as error:
         raise UsageError(f"tokenizer.path: {path} cannot be read ({error.strerror})") from None
     if kind == "sentencepiece":
-        return SentencePieceTokenizer(data, source=str(path))
+        return SentencePieceTokenizer(data, source=str(path), cleanup=cleanup)
     if kind == "char":
         return CharTokenizer.from_file(data, source=str(path))
     if kind == "word":
@@ -69,6 +84,7 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
         normalization=wanted.normalization,
         user_defined_symbols=wanted.user_defined_symbols,
         max_sentences=wanted.max_sentences,
+        cleanup=cleanup_of(wanted),
     )
 
 

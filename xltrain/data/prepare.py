@@ -14,7 +14,7 @@ from xltrain.config.schema import Config
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest
-from xltrain.data.kinds import read_tokenizer, train_tokenizer
+from xltrain.data.kinds import cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
@@ -206,7 +206,12 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
         path = Path(config.tokenizer.path).expanduser()
         if not path.is_file():
             raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
-        tokenizer = {"kind": config.tokenizer.kind, "digest": digest(path), "vocab_size": config.tokenizer.vocab_size}
+        tokenizer = {
+            "kind": config.tokenizer.kind,
+            "digest": digest(path),
+            "vocab_size": config.tokenizer.vocab_size,
+            "cleanup": cleanup_of(config.tokenizer).names(),
+        }
     elif config.tokenizer.kind != "sentencepiece":
         tokenizer = config.tokenizer.model_dump(mode="json", include={"kind", "vocab_size", "eos", "lower"})
     marks = {name: [source.mark() for source in found] for name, found in sources.items()}
@@ -230,7 +235,7 @@ def make_tokenizer(config: Config, sources: list[Source]) -> Tokenizer:
     """Read or train the tokenizer that the configuration asks for."""
     wanted = config.tokenizer
     if wanted.path is not None:
-        found = read_tokenizer(Path(wanted.path).expanduser(), kind=wanted.kind)
+        found = read_tokenizer(Path(wanted.path).expanduser(), kind=wanted.kind, cleanup=cleanup_of(wanted))
         if wanted.vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"tokenizer.vocab_size: {wanted.vocab_size:,} does not fit {wanted.path}, which has "

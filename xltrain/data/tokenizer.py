@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from xltrain.data.cleanup import CleanUp, digit_comma_pieces
 from xltrain.errors import UsageError
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
@@ -56,14 +57,17 @@ class Tokenizer(Protocol):
 class SentencePieceTokenizer:
     """A sentencepiece model; lines are encoded one by one, so a line end is no id.
 
+    ``cleanup`` is done to every line; it is part of the tokenizer, and kept in a file beside the model.
+
     Raises:
         UsageError: if ``model`` is no sentencepiece model, or has neither ``<eod>`` nor ``</s>``.
     """
 
     kind = "sentencepiece"
     file_name = "spiece.model"
+    cleanup_name = "cleanup.json"
 
-    def __init__(self, model: bytes, *, source: str = "spiece.model") -> None:
+    def __init__(self, model: bytes, *, source: str = "spiece.model", cleanup: CleanUp | None = None) -> None:
         import sentencepiece
 
         try:
@@ -80,9 +84,24 @@ class SentencePieceTokenizer:
         self.eod: int | None = known[0]
         self.num_threads = -1
         """Threads that encode; -1: one per core."""
+        self.cleanup = cleanup or CleanUp()
+        self._instead: dict[int, list[int]] = {}
+        if self.cleanup.digit_commas:
+            self._instead = digit_comma_pieces(
+                [self.piece(number) for number in range(self.vocab_size)],
+                encode=lambda text: self.processor.encode(text, out_type=str),
+                find=self.processor.piece_to_id,
+            )
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        return self.processor.encode([line.rstrip("\n") for line in lines], num_threads=self.num_threads)
+        texts = [line.rstrip("\n") for line in lines]
+        if self.cleanup.changes_text:
+            texts = [self.cleanup(text) for text in texts]
+        found = self.processor.encode(texts, num_threads=self.num_threads)
+        if self._instead:
+            find = self._instead
+            found = [[part for number in ids for part in find.get(number, (number,))] for ids in found]
+        return found
 
     def parts(self, line: str, size: int) -> Sequence[str]:
         if not self._has_no_piece_across_words:
@@ -107,7 +126,9 @@ class SentencePieceTokenizer:
         return self.processor.id_to_piece(token)
 
     def files(self) -> dict[str, bytes]:
-        return {self.file_name: self.model}
+        return {self.file_name: self.model} | (
+            {self.cleanup_name: self.cleanup.to_file()} if self.cleanup.names() else {}
+        )
 
 
 class CharTokenizer:
@@ -181,6 +202,7 @@ def train_sentencepiece(
     normalization: str,
     user_defined_symbols: Sequence[str],
     max_sentences: int,
+    cleanup: CleanUp | None = None,
 ) -> SentencePieceTokenizer:
     """Train a model whose first nine pieces are :data:`SPECIALS`.
 
@@ -197,7 +219,7 @@ def train_sentencepiece(
     failures: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_watched(_sentences(lines), failures),
+            sentence_iterator=_watched(_sentences(lines if cleanup is None else map(cleanup, lines)), failures),
             model_writer=written,
             vocab_size=vocab_size,
             model_type=model_type,
@@ -221,7 +243,7 @@ def train_sentencepiece(
         if isinstance(error, SystemError):
             raise
         raise UsageError(_explain_training(str(error), vocab_size)) from None
-    return SentencePieceTokenizer(written.getvalue())
+    return SentencePieceTokenizer(written.getvalue(), cleanup=cleanup)
 
 
 def _explain_training(message: str, vocab_size: int) -> str:

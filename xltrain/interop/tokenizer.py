@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from xltrain.data.cleanup import CleanUp
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer, Tokenizer
 from xltrain.data.words import ByteTokenizer
 from xltrain.interop import spiece
@@ -53,9 +54,16 @@ def reasons_against(tokenizer: Tokenizer) -> list[str]:
         (not model.marks_spaces, "does not mark spaces (escape_whitespaces)"),
         (spiece.UNUSED in kinds, "has pieces marked as unused"),
     )
-    return [
+    cleanup = tokenizer.cleanup
+    knows_sigma = any("σ" in piece.text or "ς" in piece.text for piece in model.pieces)
+    refused = [
         f"the sentencepiece model {reason}: the export does not know how to say that" for yes, reason in checks if yes
     ]
+    if cleanup.digit_commas:
+        refused.append("tokenizer.split_digit_commas changes pieces after they are found, which the export cannot")
+    if cleanup.lower and knows_sigma:
+        refused.append("tokenizer.lower makes two letters of the Greek capital sigma, and the export only one")
+    return refused
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -75,14 +83,14 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         built = _symbols([*SPECIALS, *byte_names()], bytewise=True)
         _add_specials(built, specials, mask_takes_space=False)
     elif isinstance(tokenizer, SentencePieceTokenizer):
-        built = _pieces(SentencePieceModel.read(tokenizer.model))
+        built = _pieces(SentencePieceModel.read(tokenizer.model), tokenizer.cleanup)
         _add_specials(built, specials, mask_takes_space=True)
     else:
         raise TypeError(f"{type(tokenizer).__name__} cannot be expressed")
     return {
         "tokenizer.json": built.to_str(pretty=True).encode("utf-8"),
         "tokenizer_config.json": json.dumps(_settings(specials), indent=2).encode("utf-8"),
-        **(tokenizer.files() if isinstance(tokenizer, SentencePieceTokenizer) else {}),
+        **({tokenizer.file_name: tokenizer.model} if isinstance(tokenizer, SentencePieceTokenizer) else {}),
     }
 
 
@@ -125,7 +133,7 @@ def byte_names() -> list[str]:
     return [chr(byte if byte in visible else next(hidden)) for byte in range(256)]
 
 
-def _pieces(model: SentencePieceModel) -> "tokenizers.Tokenizer":
+def _pieces(model: SentencePieceModel, cleanup: CleanUp) -> "tokenizers.Tokenizer":
     import tokenizers
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -143,7 +151,7 @@ def _pieces(model: SentencePieceModel) -> "tokenizers.Tokenizer":
                 ignore_merges=True,  # a user-defined symbol stands alone by now, and is no product of merges
             )
         )
-    built.normalizer = normalizers.Sequence([_spell_unk(), *_normalizers(model, whole)])
+    built.normalizer = normalizers.Sequence([*_cleaning(cleanup), _spell_unk(), *_normalizers(model, whole)])
     scheme: Any = "always" if model.adds_space_in_front else "never"
     steps: list[Any] = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
     if whole and model.algorithm == "bpe":
@@ -156,6 +164,32 @@ def _pieces(model: SentencePieceModel) -> "tokenizers.Tokenizer":
     spaces = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
     built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), spaces])
     return built
+
+
+def _cleaning(cleanup: CleanUp) -> list[Any]:
+    """The clean-up that text goes through before sentencepiece."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = []
+    if cleanup.quotes:
+        steps += [normalizers.Replace(marks, '"') for marks in ("``", "''")]
+    if cleanup.accents:
+        marks = "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in _combining())
+        steps += [normalizers.NFKD(), normalizers.Replace(Regex(f"[{marks}]"), "")]
+    if cleanup.lower:
+        steps.append(normalizers.Lowercase())
+    return steps
+
+
+def _combining() -> list[tuple[int, int]]:
+    """Ranges of the code points that combine with the one before, as ``unicodedata.combining`` says."""
+    ranges: list[tuple[int, int]] = []
+    for point in filter(lambda point: unicodedata.combining(chr(point)), range(0x110000)):
+        if ranges and ranges[-1][1] == point - 1:
+            ranges[-1] = (ranges[-1][0], point)
+        else:
+            ranges.append((point, point))
+    return ranges
 
 
 def _scores(pieces: Sequence[Piece]) -> list[tuple[str, float]]:
