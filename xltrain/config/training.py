@@ -45,12 +45,20 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """How the learning rate moves. Step k (from 1) of a warm-up uses lr * k / warmup_steps."""
 
-    name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "cosine"
-    """Shape of the decay after the warm-up, down to the last step."""
+    name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = "cosine"
+    """Shape of the decay after the warm-up; `wsd`: the full rate, and a linear decay over the last steps, so that a
+    longer run goes on from a checkpoint before the decay without a bend."""
     warmup_steps: Length = 0
     """Optimizer steps of linear warm-up. Too few, with a high rate, leave these models at the unigram entropy."""
     min_lr_ratio: Float = Field(0.01, ge=0.0, le=1.0)
-    """Learning rate at the last step, as a share of the peak."""
+    """Learning rate at the end of the decay, as a share of the peak."""
+    decay_steps: Length = 0
+    """Steps of the decay; 0: to the last step (linear, cosine), or the last tenth of all (wsd). The rate then stays."""
+
+    def problems(self) -> list[Problem]:
+        if self.decay_steps and self.name in ("constant", "inverse_sqrt"):
+            return [("decay_steps", f"a schedule that is {self.name} has none; leave it out, or choose another name")]
+        return []
 
 
 class TrainingConfig(Section):

@@ -44,7 +44,7 @@ from xltrain.training.guard import PATIENCE, Skips
 from xltrain.training.optimizer import build_optimizer, load_state, set_lr
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
-from xltrain.training.schedule import lr_at
+from xltrain.training.schedule import configured_lr
 from xltrain.training.step import StepStats, train_step
 from xltrain.training.update import Updater
 
@@ -183,15 +183,7 @@ class Run:
         return self.objective.plan(segment.rows(start, stop), draw)
 
     def lr(self, step: int) -> float:
-        schedule = self.config.schedule
-        return lr_at(
-            step,
-            name=schedule.name,
-            lr=self.config.optimizer.lr,
-            warmup_steps=schedule.warmup_steps,
-            max_steps=self.config.training.max_steps,
-            min_lr_ratio=schedule.min_lr_ratio,
-        )
+        return configured_lr(self.config, step)
 
     def line(self) -> tuple[float | None, Skips]:
         """Mean loss of the steps since the last line that were not left out; all steps that were. Begins a new line."""
