@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo checks test test-all bench wheel clean
+.PHONY: help setup demo checks test test-all bench bench-eval wheel clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test-all: setup  ## The slow tests too
 
 bench: setup  ## Paired timings against the Hugging Face implementation
 	$(RUN)/python scripts/bench.py
+
+bench-eval: setup  ## Memory against a sliding window, cached projections against new ones
+	$(RUN)/python scripts/bench_eval.py
 
 wheel: setup  ## Build the wheel into dist/
 	$(RUN)/python -m build --wheel

@@ -188,6 +188,159 @@ def test_a_run_of_a_graphics_card_can_be_evaluated_without_one(
     assert said.startswith("training.device: cuda is not there")
 
 
+def test_a_configuration_is_no_run_but_names_its_own(finished: tuple[Path, Any], cli: Cli, tmp_path: Path):
+    said = cli("eval-ppl", finished[0] / "c.yaml").sentence()
+    assert said == (
+        f"{finished[0] / 'c.yaml'}: a file, where a run's or a checkpoint's folder is needed; "
+        f"its run is {finished[0] / 'run'}"
+    )
+    config = corpora.config_file(tmp_path, tmp_path / "a.txt")
+    assert f"its run would be {tmp_path / 'run'}, which holds no checkpoint yet" in cli("eval-ppl", config).sentence()
+    (tmp_path / "notes.txt").write_text("no configuration")
+    assert cli("eval-ppl", tmp_path / "notes.txt").sentence().endswith("a checkpoint's folder is needed")
+
+
+def test_the_protocol_is_part_of_the_result(finished: tuple[Path, Any], cli: Cli):
+    run = finished[0] / "run"
+    found = json.loads(cli("eval-ppl", run, "--json", "--mem-len", 20, "--clamp-len", 40).out)
+    assert {key: found[key] for key in ("mode", "seq_len", "mem_len", "attention_len", "clamp_len", "same_length")} == {
+        "mode": "stream", "seq_len": 32, "mem_len": 20, "attention_len": 52, "clamp_len": 40, "same_length": False,
+    }  # fmt: skip
+    assert (found["rows"], found["warm_up_segments"]) == (4, 2)  # two layers, one segment of memory each
+    assert json.loads(cli("eval-ppl", run, "--json", "--batch-size", 1).out)["warm_up_segments"] == 0
+    same = json.loads(cli("eval-ppl", run, "--json", "--same-length").out)
+    assert (same["same_length"], same["attention_len"]) == (True, 16)
+    sliding = json.loads(cli("eval-ppl", run, "--json", "--mode", "sliding", "--stride", 8).out)
+    assert (sliding["stride"], sliding["mem_len"], sliding["attention_len"]) == (8, 0, 32)
+
+
+def test_a_table_says_the_same_as_the_json_object(finished: tuple[Path, Any], cli: Cli):
+    run = finished[0] / "run"
+    found = without_speed(json.loads(cli("eval-ppl", run, "--json").out))
+    shown = dict(line.split(maxsplit=1) for line in cli("eval-ppl", run).out.splitlines())
+    assert set(found) <= set(shown)
+    assert shown["targets"] == "3,787"
+    assert shown["ppl"] == f"{found['ppl']:,.6g}"
+    assert float(shown["standard_error"]) == pytest.approx(found["standard_error"], rel=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".tsv"])
+def test_every_target_is_written_once_and_the_sum_is_the_total(
+    finished: tuple[Path, Any], cli: Cli, tmp_path: Path, suffix: str
+):
+    file = tmp_path / f"tokens{suffix}"
+    outcome = cli("eval-ppl", finished[0] / "run", "--per-token", file, "--json", "--batch-size", 3)
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)
+    rows = read_rows(file)
+    assert [row["position"] for row in rows] == list(range(1, 3_788))  # all but the first token of the text
+    assert math.fsum(-row["log_probability"] for row in rows) == pytest.approx(found["nll"], rel=1e-12)
+    assert [row["document"] for row in rows] == sorted(row["document"] for row in rows)
+    assert {row["document"] for row in rows} == set(range(6))
+    assert not any(row["query"] for row in rows)
+    assert sum(row["token"] == "<eod>" for row in rows) == 6
+    alone = tmp_path / f"alone{suffix}"
+    cli("eval-ppl", finished[0] / "run", "--per-token", alone, "--batch-size", 1)
+    for one, other in zip(rows, read_rows(alone), strict=True):
+        assert one["log_probability"] == pytest.approx(other["log_probability"], abs=1e-5)
+        assert one["id"] == other["id"]
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in lines]
+    names = lines[0].split("\t")
+    assert names == ["position", "document", "token", "id", "log_probability", "query"]
+    return [dict(zip(names, map(json.loads, line.split("\t")), strict=True)) for line in lines[1:]]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(finished: tuple[Path, Any], cli: Cli, tmp_path: Path):
+    run = finished[0] / "run"
+    assert "must end in .jsonl" in cli("eval-ppl", run, "--per-token", tmp_path / "t.txt").sentence()
+    assert "there is no folder" in cli("eval-ppl", run, "--per-token", tmp_path / "no" / "t.tsv").sentence()
+    (tmp_path / "d.tsv").mkdir()
+    assert "is a folder" in cli("eval-ppl", run, "--per-token", tmp_path / "d.tsv").sentence()
+
+
+def test_a_longer_memory_than_in_training_is_warned_of_unless_distances_are_clamped(
+    finished: tuple[Path, Any], cli: Cli
+):
+    run = finished[0] / "run"
+    said = cli("eval-ppl", run, "--mem-len", 64, "--json").err
+    assert "WARNING: rows see 96 positions, in training at most 48" in said
+    assert "--clamp-len 48" in said
+    assert cli("eval-ppl", run, "--mem-len", 64, "--clamp-len", 48, "--json").err == ""
+    assert cli("eval-ppl", run, "--mem-len", 48, "--same-length", "--json").err == ""
+
+
+def test_a_text_that_was_trained_on_is_warned_of(
+    finished: tuple[Path, Any], corpus: corpora.Corpus, cli: Cli, tmp_path: Path
+):
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(corpus.train.read_bytes())
+    for path in (corpus.train, copy):
+        said = cli("eval-ppl", finished[0] / "run", "--data", path, "--json").err
+        assert f"{path} is part of corpus.train: this is the loss of a text that the model has seen" in said
+
+
+@pytest.fixture(scope="module")
+def permuted(corpus: corpora.Corpus, cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a permutation model."""
+    folder = tmp_path_factory.mktemp("permuted")
+    config = corpora.config_file(
+        folder, corpus.train, corpus={"validation": [str(corpus.valid)]}, objective={"name": "permutation"}
+    )
+    outcome = cli("pretrain", config)
+    assert outcome.status == 0, outcome.err
+    return folder / "run"
+
+
+def test_draws_of_targets_and_orders_have_a_spread(permuted: Path, cli: Cli):
+    one = json.loads(cli("eval-ppl", permuted, "--json").out)
+    three = json.loads(cli("eval-ppl", permuted, "--json", "--draws", 3).out)
+    assert (one["draws"], one["loss_spread"]) == (1, None)
+    assert three["loss_by_draw"][0] == one["loss"]
+    assert len(set(three["loss_by_draw"])) == 3
+    mean = sum(three["loss_by_draw"]) / 3
+    assert three["loss"] == pytest.approx(mean, rel=1e-3)  # every draw has about as many targets
+    spread = math.sqrt(sum((loss - mean) ** 2 for loss in three["loss_by_draw"]) / 2)
+    assert three["loss_spread"] == pytest.approx(spread, rel=1e-9)
+    assert three["targets"] > 2.9 * one["targets"]
+    assert without_speed(three) == without_speed(json.loads(cli("eval-ppl", permuted, "--json", "--draws", 3).out))
+
+
+def test_a_permutation_model_gives_a_whole_text_a_probability_from_left_to_right(
+    permuted: Path, cli: Cli, tmp_path: Path
+):
+    file = tmp_path / "t.jsonl"
+    outcome = cli("eval-ppl", permuted, "--left-to-right", "--json", "--per-token", file, "--batch-size", 3)
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)
+    rows = read_rows(file)
+    # Every token but the <eod>s, which the permutation objective never predicts; the first one too.
+    assert found["targets"] == len(rows) == found["tokens"] == 3_782
+    assert "<eod>" not in {row["token"] for row in rows}
+    assert all(row["query"] for row in rows)
+    assert math.fsum(-row["log_probability"] for row in rows) == pytest.approx(found["nll"], rel=1e-12)
+    assert found["ppl_word"] == pytest.approx(math.exp(found["nll"] / found["words"]), rel=1e-12)
+    other = json.loads(cli("eval-ppl", permuted, "--left-to-right", "--json", "--batch-size", 1).out)
+    assert found["nll"] == pytest.approx(other["nll"], rel=1e-6)
+    assert json.loads(cli("eval-ppl", permuted, "--json").out)["ppl_word"] is None
+
+
+def test_left_to_right_and_draws_are_refused_where_they_mean_nothing(
+    finished: tuple[Path, Any], permuted: Path, cli: Cli, tmp_path: Path
+):
+    causal = finished[0] / "run"
+    assert "already predicts left to right" in cli("eval-ppl", causal, "--left-to-right").sentence()
+    assert "no targets are sampled here" in cli("eval-ppl", causal, "--draws", 2).sentence()
+    assert "no targets are sampled here" in cli("eval-ppl", permuted, "--draws", 2, "--left-to-right").sentence()
+    file = tmp_path / "t.tsv"
+    assert "writes one draw" in cli("eval-ppl", permuted, "--draws", 2, "--per-token", file).sentence()
+
+
 def test_a_stride_is_for_sliding_windows(finished: tuple[Path, Any], cli: Cli):
     found = cli("eval-ppl", finished[0] / "run", "--stride", "4", "--json")
     assert (found.status, found.out) == (2, "")

@@ -19,9 +19,11 @@ from xltrain.data.corpus import Counts
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.streams import NO_TOKEN
 from xltrain.data.tokenizer import CharTokenizer, train_characters
-from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, report
+from xltrain.evaluation.per_token import Recorder
+from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, report, standard_error
 from xltrain.model.transformer import LanguageModel
-from xltrain.objectives.plan import IGNORE
+from xltrain.objectives.left_to_right import LeftToRight
+from xltrain.objectives.plan import IGNORE, Objective
 from xltrain.training.build import build_model, build_objective
 
 CPU = torch.device("cpu")
@@ -39,11 +41,13 @@ class Trained:
 
     def score(self, split: Split, mode: str = "stream", *, model: nn.Module | None = None, **more: Any) -> Result:
         given = {"seq_len": T, "mem_len": T, "batch_size": 4, "stride": 1} | more
-        extra = {key: given.pop(key) for key in ("unigram", "should_stop") if key in given}
-        protocol = Protocol(mode=mode, **given)
+        extra = {key: given.pop(key) for key in ("unigram", "should_stop", "record") if key in given}
+        objective = given.pop("objective", None)
+        next_token = self.config.objective.name in ("causal", "seq2seq")
+        protocol = Protocol(mode=mode, next_token=next_token, **given)
         return evaluate(
             model or self.model,
-            build_objective(self.config, tokenizer=TOKENIZER, seq_len=protocol.seq_len, device=CPU),
+            objective or build_objective(self.config, tokenizer=TOKENIZER, seq_len=protocol.seq_len, device=CPU),
             split,
             protocol,
             new_memory=lambda rows: self.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
@@ -64,7 +68,7 @@ def text_of(*lengths: int, seed: int = 0) -> Split:
     return corpora.split_of(lengths, name="validation", vocab_size=V, seed=seed)
 
 
-class Recorder(nn.Module):
+class Watched(nn.Module):
     """Passes everything on to a model and keeps the loss of every target that counts, by document."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -87,7 +91,7 @@ class Recorder(nn.Module):
 
 
 def recorded(found: Trained, split: Split, **more: Any) -> dict[int, list[float]]:
-    recorder = Recorder(found.model)
+    recorder = Watched(found.model)
     found.score(split, model=recorder, **more)
     return recorder.losses
 
@@ -210,6 +214,96 @@ def test_a_sliding_window_of_one_gives_every_target_the_whole_window():
     assert (result.targets, result.nll) == (39, pytest.approx(sum(expected), rel=1e-6))
 
 
+def by_position(found: Trained, split: Split, objective: Objective | None = None, **more: Any) -> dict[int, float]:
+    """The loss of every target by its place in the text."""
+    recorder = Recorder()
+    found.score(split, record=recorder, objective=objective, **more)
+    positions, losses = recorder.in_order()
+    assert len(set(positions.tolist())) == len(positions), "each place once"
+    return dict(zip(positions.tolist(), losses.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["stream", "document", "sliding"])
+def test_losses_are_recorded_at_their_places_and_add_up(mode: str):
+    found, split = trained(), text_of(40, 1, 17, 64)
+    mem_len = 0 if mode == "sliding" else T
+    for rows in (1, 3):
+        losses = by_position(found, split, mode=mode, mem_len=mem_len, batch_size=rows)
+        starts = {0} if mode != "document" else {0, 40, 41, 58}
+        assert set(losses) == set(range(122)) - starts
+        total = found.score(split, mode, mem_len=mem_len, batch_size=rows).nll
+        assert math.fsum(losses.values()) == pytest.approx(total, rel=1e-12)
+
+
+def test_a_segment_scores_what_reading_token_by_token_scores():
+    """Where memory holds the whole text, how it is cut into segments is not seen."""
+    split = text_of(60)
+    for found, objective in ((trained(), None), (trained("permutation"), LeftToRight())):
+        losses = by_position(found, split, objective, mem_len=64)
+        token_by_token = by_position(found, split, objective, mem_len=64, seq_len=1, batch_size=1)
+        assert losses.keys() == token_by_token.keys()
+        for place, loss in losses.items():
+            assert loss == pytest.approx(token_by_token[place], abs=2e-5)
+
+
+def test_left_to_right_does_not_see_what_comes_after():
+    found, split = trained("permutation"), text_of(100)
+    other = replace(split, tokens=np.concatenate([split.tokens[:50], (split.tokens[50:] + 1) % V]))
+    before, after = (by_position(found, text, LeftToRight(), mem_len=T, batch_size=1) for text in (split, other))
+    assert list(before) == list(range(100))
+    for place in range(50):
+        assert before[place] == pytest.approx(after[place], abs=1e-6)
+    assert abs(before[60] - after[60]) > 1e-4
+
+
+def test_a_first_segment_has_the_same_losses_with_an_empty_memory_as_with_none():
+    for settings in ({}, {"same_length": True}):
+        found, split = trained(model=settings), text_of(T, seed=5)
+        without = by_position(trained(), split, mem_len=0)
+        assert by_position(found, split, mem_len=64) == pytest.approx(without, abs=1e-6)
+
+
+class Costly(nn.Module):
+    """Every target costs 10 nats, but for those of a segment with only one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList()
+
+    def forward(self, targets: Tensor, memory: Any, **inputs: Any) -> tuple[Tensor, Any]:
+        counted = targets != IGNORE
+        return torch.where(counted, 10.0 if counted.sum() > 1 else 2.0, 0.0), memory
+
+
+def test_a_mean_is_over_targets_not_over_batches():
+    result = trained().score(text_of(11), model=Costly(), seq_len=9, mem_len=0, batch_size=1)
+    assert (result.targets, result.nll) == (10, 92.0)
+    assert result.loss == pytest.approx(9.2)  # the mean of the two batches' means would be 6
+
+
+def test_the_standard_error_is_that_of_a_ratio_of_block_sums():
+    assert standard_error(np.array([3.0]), np.array([2.0])) is None
+    assert standard_error(np.array([2.0, 4.0, 0.0]), np.array([2.0, 4.0, 0.0])) == 0.0
+    # Blocks of equal size: the standard deviation of their means over the root of their number.
+    draw = np.random.default_rng(1)
+    means = draw.normal(2.0, 0.3, size=50)
+    expected = means.std(ddof=1) / math.sqrt(50)
+    assert standard_error(means * 40, np.full(50, 40.0)) == pytest.approx(expected, rel=1e-12)
+    # It does not depend on how a text is cut into batches.
+    found, split = trained(), text_of(900)
+    errors = [found.score(split, batch_size=rows).standard_error for rows in (1, 3)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-5)
+    losses = np.array(list(by_position(found, split).values()))
+    assert 0.3 < errors[0] / (losses.std() / math.sqrt(len(losses))) < 3  # these tokens are independent
+
+
+def test_rows_are_as_many_as_it_pays_to_warm():
+    protocol = Protocol("stream", seq_len=10, mem_len=40, batch_size=8)
+    assert protocol.warm_up(num_layers=3) == 12
+    assert [protocol.rows(tokens, num_layers=3) for tokens in (5, 100, 240, 360, 10_000)] == [1, 1, 2, 3, 8]
+    assert replace(protocol, mem_len=0).rows(45, num_layers=3) == 5
+
+
 # --- documents
 
 
@@ -257,7 +351,7 @@ def test_a_document_on_its_own_has_the_same_loss_wherever_it_stands():
 
 def test_dropout_is_off_and_comes_back_and_two_evaluations_are_the_same_to_the_last_digit():
     found, split = trained(), text_of(300)
-    recorder = Recorder(found.model)
+    recorder = Watched(found.model)
     found.model.train()
     recorder.train()
     state = torch.get_rng_state()
@@ -357,6 +451,6 @@ def test_a_perplexity_that_no_number_can_hold_is_left_out():
 def test_the_end_of_a_text_is_no_target():
     assert NO_TOKEN == IGNORE
     found, split = trained(), text_of(3 * T)
-    recorder = Recorder(found.model)
+    recorder = Watched(found.model)
     found.score(split, model=recorder, batch_size=1)
     assert recorder.targets == split.tokens[1:].tolist()

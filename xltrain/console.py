@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -63,6 +64,23 @@ def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, desc
                 rate = (now - first) / max(clock - begin, 1e-9)
                 left = f", {rate / 1e6:,.1f} MB/s, {duration((total - now) / rate)} left" if rate > 0 else ""
                 say(f"{description}: {now / 1e6:,.1f} of {total / 1e6:,.1f} MB ({now / max(total, 1):.0%}){left}")
+
+
+@contextmanager
+def counting(*, total: int, unit: str, description: str) -> Iterator[Callable[[int], None]]:
+    """A function to be told what else is done; a bar on a terminal and a plain line now and then elsewhere."""
+    last, done = time.monotonic(), 0
+    with bar(total=total, unit=unit, description=description) as shown:
+
+        def count(more: int) -> None:
+            nonlocal last, done
+            done += more
+            shown.update(more)
+            if shown.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
+                last = time.monotonic()
+                say(f"{description}: {done:,} of {total:,} {unit}s ({done / max(total, 1):.0%})")
+
+        yield count
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,9 @@ def eval_ppl(
     mode: Annotated[str, typer.Option(help="stream, document or sliding; see docs/evaluation.md.")] = "stream",
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
     mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows at once, at most; does not change the result.")
+    ] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Scored tokens per window (sliding only); 1 by default.")
     ] = None,
@@ -28,13 +30,23 @@ def eval_ppl(
         bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
     ] = None,
     clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
+    left_to_right: Annotated[
+        bool, typer.Option("--left-to-right", help="Permutation models: the text's perplexity, token after token.")
+    ] = False,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Draw targets and orders so many times, and report their spread.")
+    ] = 1,
+    per_token: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the log-probability of every target to FILE.jsonl or FILE.tsv."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Perplexity of a text under a trained model."""
+    from xltrain.evaluation.command import Options
     from xltrain.evaluation.command import eval_ppl as run
 
-    found = run(
-        source,
+    options = Options(
         data=data or [],
         split=split,
         mode=mode,
@@ -44,8 +56,11 @@ def eval_ppl(
         stride=stride,
         same_length=same_length,
         clamp_len=clamp_len,
+        left_to_right=left_to_right,
+        draws=draws,
+        per_token=per_token,
     )
-    show(found, as_json)
+    show(run(source, options), as_json)
 
 
 def inspect(

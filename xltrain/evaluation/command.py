@@ -1,70 +1,73 @@
 """``eval-ppl``: a checkpoint and a text in, one table of numbers out."""
 
 import math
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from xltrain import console
+from xltrain.config.schema import Config
 from xltrain.data.columns import Pairs, cut_note
+from xltrain.data.store import Split
+from xltrain.data.tokenizer import never_target
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import adapted, read_text, usable_place
-from xltrain.evaluation.perplexity import Protocol, evaluate, report
+from xltrain.evaluation.per_token import Recorder, check_file, write
+from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
+from xltrain.evaluation.warnings import files_trained_on, warn_of
+from xltrain.model.transformer import LanguageModel
+from xltrain.objectives.left_to_right import LeftToRight
+from xltrain.objectives.plan import Objective
 from xltrain.training.build import autocast, build_objective, one_pair_per_row
 from xltrain.training.checkpoint import find_checkpoint
 
 MODES = ("stream", "document", "sliding")
+NEXT_TOKEN = ("causal", "seq2seq")
+"""Objectives whose rows predict the token after their place."""
+SAMPLED = ("permutation", "masked", "seq2seq")
+"""Objectives whose targets are drawn."""
 
 
-def eval_ppl(
-    source: Path,
-    *,
-    data: list[str],
-    split: str,
-    mode: str,
-    seq_len: int | None,
-    mem_len: int | None,
-    batch_size: int | None,
-    stride: int | None,
-    same_length: bool | None,
-    clamp_len: int | None,
-) -> dict[str, Any]:
-    """Evaluate; arguments as the command's options, None for what the run itself used.
+@dataclass(frozen=True)
+class Options:
+    """The command's options, None for what the run itself used."""
+
+    data: list[str]
+    split: str
+    mode: str
+    seq_len: int | None
+    mem_len: int | None
+    batch_size: int | None
+    stride: int | None
+    same_length: bool | None
+    clamp_len: int | None
+    left_to_right: bool
+    draws: int
+    per_token: Path | None
+
+
+def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
+    """Evaluate.
 
     Raises:
-        UsageError: for a checkpoint or text that cannot be used.
+        UsageError: for a checkpoint, a text or options that cannot be used.
+        XltrainError: if the file of ``per_token`` cannot be written.
     """
-    if mode not in MODES:
-        raise UsageError(f"--mode: {mode!r} is not allowed; choose {', '.join(MODES)}")
+    if options.mode not in MODES:
+        raise UsageError(f"--mode: {options.mode!r} is not allowed; choose {', '.join(MODES)}")
+    if options.per_token is not None:
+        check_file(options.per_token)
     checkpoint = find_checkpoint(source)
-    config = adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
+    trained = checkpoint.config()
+    config = adapted(trained, same_length=options.same_length, clamp_len=options.clamp_len)
+    protocol = _protocol(config, options)
+    _check(config, protocol, options)
     place = usable_place(config.training.device)
     tokenizer = checkpoint.tokenizer()
-    if config.two_columns:
-        if mode != "stream" or mem_len:
-            raise UsageError("this run reads pairs, each on its own and without memory; leave out --mode and --mem-len")
-        mode = "pairs"
-    protocol = Protocol(
-        mode=mode,
-        seq_len=seq_len or config.segments.seq_len,
-        mem_len=0 if mode == "sliding" else config.segments.mem_len if mem_len is None else mem_len,
-        batch_size=batch_size or config.evaluation.batch_size,
-        stride=stride or 1,
-        advance=config.segments.reuse_len or None,
-        alone=one_pair_per_row(config),
-    )
-    if protocol.advance and protocol.advance >= protocol.seq_len:
-        raise UsageError(f"--seq-len: {seq_len} must be above the run's segments.reuse_len {protocol.advance}")
-    if mode == "sliding" and mem_len:
-        raise UsageError("--mem-len: sliding windows have no memory; leave it out, or choose --mode stream")
-    if mode == "sliding" and config.objective.name != "causal":
-        raise UsageError(f"--mode sliding scores next tokens; this run's objective is {config.objective.name}")
-    if stride is not None and mode != "sliding":
-        raise UsageError(f"--stride is for --mode sliding, not {mode}")
-    if protocol.stride > protocol.seq_len:
-        raise UsageError(f"--stride: {stride} exceeds the window of {protocol.seq_len} tokens")
-    if config.model.same_length and protocol.mem_len == 0:
-        raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
-    text = read_text(config, tokenizer, data=data, split=split)
+    text = read_text(config, tokenizer, data=options.data, split=options.split)
     if config.segments.layout == "pair":
         console.say(
             "this run was trained on pairs of texts (segments.layout); it is evaluated on the text as it follows"
@@ -73,24 +76,117 @@ def eval_ppl(
         for line in cut_note(Pairs(text, seq_len=protocol.seq_len, alone=protocol.alone)):
             console.say(line)
     model = checkpoint.model(place.device, config)
-    result = evaluate(
-        model,
-        build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device),
-        text,
-        protocol,
-        new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-        seed=config.run.seed,
-        device=place.device,
-        context=lambda: autocast(config.training.precision, place.device),
-    )
+    if options.left_to_right:
+        objective: Objective = LeftToRight(
+            keep_apart=not config.segments.cross_documents,
+            given=torch.from_numpy(never_target(tokenizer)).to(place.device),
+        )
+    else:
+        objective = build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device)
+    recorder = None if options.per_token is None else Recorder()
+    with console.counting(total=text.num_tokens * options.draws, unit="token", description="evaluating") as advanced:
+        results = [
+            evaluate(
+                model,
+                objective,
+                text,
+                protocol,
+                new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=protocol.mem_len),
+                seed=config.run.seed,
+                device=place.device,
+                context=lambda: autocast(config.training.precision, place.device),
+                draw=draw,
+                record=recorder,
+                advanced=advanced,
+            )
+            for draw in range(options.draws)
+        ]
+    result = Result.joined(results)
     if result.targets == 0:
         raise UsageError(f"{text.name}: no token of this text has another one before it; there is nothing to predict")
-    found = report(result, text, protocol, whole=config.objective.name == "causal")
-    if found["unknown_rate"] > 0.01:
-        console.warn(f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable")
-    if result.loss > math.log(tokenizer.vocab_size):
-        console.warn(
-            f"a loss of {result.loss:.2f} nats is worse than guessing among {tokenizer.vocab_size:,} tokens: "
-            "the model is untrained, or the tokenizer is not the one that it was trained with"
+    if recorder is not None and options.per_token is not None:
+        query = config.objective.name == "permutation"
+        write(options.per_token, recorder, text, tokenizer, query=query)
+    whole = config.objective.name == "causal" or options.left_to_right
+    found = (
+        {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name}
+        | report(result, text, protocol, whole=whole)
+        | _said_of_draws(results, options)
+        | _said_of_protocol(config, protocol, model, text)
+    )
+    overlap = files_trained_on(trained, options.data or getattr(trained.corpus, options.split))
+    warn_of(found, trained=trained, config=config, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
+    return found
+
+
+def _protocol(config: Config, options: Options) -> Protocol:
+    segments = config.segments
+    return Protocol(
+        mode="pairs" if config.two_columns else options.mode,
+        seq_len=options.seq_len or segments.seq_len,
+        mem_len=0 if options.mode == "sliding" else segments.mem_len if options.mem_len is None else options.mem_len,
+        batch_size=options.batch_size or config.evaluation.batch_size,
+        stride=options.stride or 1,
+        advance=None if options.left_to_right else segments.reuse_len or None,
+        alone=one_pair_per_row(config),
+        next_token=config.objective.name in NEXT_TOKEN,
+    )
+
+
+def _check(config: Config, protocol: Protocol, options: Options) -> None:
+    name, segments = config.objective.name, config.segments
+    if config.two_columns and (options.mode != "stream" or options.mem_len):
+        raise UsageError("this run reads pairs, each on its own and without memory; leave out --mode and --mem-len")
+    if config.two_columns and options.per_token is not None:
+        raise UsageError("--per-token is for running text; this run reads pairs, which xltrain score takes one by one")
+    if protocol.advance and protocol.advance >= protocol.seq_len:
+        raise UsageError(f"--seq-len: {options.seq_len} must be above the run's segments.reuse_len {protocol.advance}")
+    if options.mode == "sliding" and options.mem_len:
+        raise UsageError("--mem-len: sliding windows have no memory; leave it out, or choose --mode stream")
+    if options.mode == "sliding" and name != "causal":
+        raise UsageError(f"--mode sliding scores next tokens; this run's objective is {name}")
+    if options.stride is not None and options.mode != "sliding":
+        raise UsageError(f"--stride is for --mode sliding, not {options.mode}")
+    if protocol.stride > protocol.seq_len:
+        raise UsageError(f"--stride: {options.stride} exceeds the window of {protocol.seq_len} tokens")
+    if config.model.same_length and protocol.mem_len == 0:
+        raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
+    if config.model.positions == "learned" and protocol.seq_len > segments.seq_len:
+        raise UsageError(
+            f"--seq-len: {protocol.seq_len} exceeds the run's segments.seq_len {segments.seq_len}; a model with "
+            "learned positions has none beyond it"
         )
-    return {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name} | found
+    if options.left_to_right and name != "permutation":
+        said = "already predicts left to right" if name == "causal" else "has no query stream to predict them with"
+        raise UsageError(f"--left-to-right is for permutation models; this run's objective is {name}, which {said}")
+    if options.draws > 1 and (name not in SAMPLED or options.left_to_right):
+        raise UsageError(f"--draws: {options.draws} draws would be the same; no targets are sampled here")
+    if options.draws > 1 and options.per_token is not None:
+        raise UsageError("--per-token writes one draw; leave --draws out")
+
+
+def _said_of_draws(results: list[Result], options: Options) -> dict[str, Any]:
+    losses = [result.loss if result.targets else math.nan for result in results]
+    return {
+        "left_to_right": options.left_to_right,
+        "draws": len(results),
+        "loss_spread": statistics.stdev(losses) if len(losses) > 1 else None,
+    } | ({"loss_by_draw": losses} if len(losses) > 1 else {})
+
+
+def _said_of_protocol(config: Config, protocol: Protocol, model: LanguageModel, text: Split) -> dict[str, Any]:
+    """How the text was read, so that a number can be repeated."""
+    stream = protocol.mode == "stream"
+    rows = protocol.rows(text.num_tokens, num_layers=model.num_layers) if stream else protocol.batch_size
+    warm_up = protocol.warm_up(num_layers=model.num_layers) if stream and rows > 1 else 0
+    window = protocol.mem_len if config.model.same_length else protocol.mem_len + protocol.seq_len
+    return {
+        "stride": protocol.stride if protocol.mode == "sliding" else None,
+        "reuse_len": protocol.advance,
+        "attention_len": window,
+        "clamp_len": config.model.clamp_len,
+        "same_length": config.model.same_length,
+        "documents_apart": not config.segments.cross_documents,
+        "rows": rows,
+        "warm_up_segments": warm_up,
+    }

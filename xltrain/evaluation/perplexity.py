@@ -11,8 +11,8 @@ Protocols (``mode``):
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,22 @@ EVALUATION_STEP = 2**40
 """The ``step`` of draws made in evaluation: none that training reaches, and always the same."""
 
 
+BLOCKS = 100
+"""Runs of text, at most, that the standard error of a loss is computed from."""
+
+BLOCK_TOKENS = 64
+"""Tokens of such a run, at least."""
+
+
 @dataclass(frozen=True)
 class Protocol:
     """How a text is read.
 
+    batch_size: rows at once, at most; fewer where warming them would read more than the text itself.
     stride: scored tokens per window, in mode ``sliding``.
     advance: tokens between the starts of segments; None: a whole segment (see ``segments.reuse_len``).
     alone: one pair to a row, in mode ``pairs``.
+    next_token: whether a row predicts the token after its place, or the one at it.
     """
 
     mode: str
@@ -47,17 +56,35 @@ class Protocol:
     stride: int = 1
     advance: int | None = None
     alone: bool = False
+    next_token: bool = True
+
+    def warm_up(self, *, num_layers: int) -> int:
+        """Segments after which a row of a stream remembers exactly what a single row would.
+
+        A state of the top layer depends on what all layers of memory reach back to.
+        """
+        return num_layers * -(-self.mem_len // (self.advance or self.seq_len))
+
+    def rows(self, num_tokens: int, *, num_layers: int) -> int:
+        """Rows that read a stream of so many tokens; warming them costs no more than reading it."""
+        segments = 1 + max(0, -(-(num_tokens - self.seq_len) // (self.advance or self.seq_len)))
+        affordable = segments // max(1, self.warm_up(num_layers=num_layers))
+        return max(1, min(self.batch_size, segments, affordable))
 
 
 @dataclass(frozen=True)
 class Result:
-    """Totals over all targets, in nats; ``unigram_nll`` is theirs under the training text's unigram counts."""
+    """Totals over all targets, in nats; ``unigram_nll`` is theirs under the training text's unigram counts.
+
+    blocks: (2, G) sums of losses over runs of the text, and their numbers.
+    """
 
     nll: float
     targets: int
     seconds: float
     tokens: int
     unigram_nll: float
+    blocks: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     @property
     def loss(self) -> float:
@@ -66,6 +93,23 @@ class Result:
     @property
     def unigram_loss(self) -> float:
         return self.unigram_nll / self.targets
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of ``loss``; see :func:`standard_error`."""
+        return standard_error(*self.blocks)
+
+    @staticmethod
+    def joined(results: Sequence["Result"]) -> "Result":
+        """Several draws of the same text as one."""
+        return Result(
+            nll=math.fsum(result.nll for result in results),
+            targets=sum(result.targets for result in results),
+            seconds=math.fsum(result.seconds for result in results),
+            tokens=sum(result.tokens for result in results),
+            unigram_nll=math.fsum(result.unigram_nll for result in results),
+            blocks=np.sum([result.blocks for result in results], axis=0),
+        )
 
 
 class Interrupted(Exception):
@@ -85,6 +129,9 @@ def evaluate(
     context: Callable[[], Any],
     unigram: np.ndarray | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    draw: int = 0,
+    record: Callable[[np.ndarray, np.ndarray], None] | None = None,
+    advanced: Callable[[int], None] = lambda tokens: None,
 ) -> Result:
     """Score a text with dropout off. Sums are kept in float64.
 
@@ -94,6 +141,9 @@ def evaluate(
         context: in which forwards run (autocast).
         unigram: (V,) counts of the training text, for ``unigram_nll``.
         should_stop: asked between segments.
+        draw: which of many draws of targets and orders.
+        record: given the places in the text and the losses of the targets of every segment.
+        advanced: told how many tokens have been scored since the last time.
 
     Raises:
         Interrupted: if ``should_stop()``.
@@ -104,15 +154,19 @@ def evaluate(
     nll = torch.zeros((), dtype=torch.float64, device=device)
     baseline = torch.zeros((), dtype=torch.float64, device=device)
     targets = torch.zeros((), dtype=torch.int64, device=device)
+    blocks = _Blocks(split.num_tokens, device)
     memory: Cache | None = None
     begin = time.perf_counter()
     try:
         for segment, number, scored in _passes(model, split, protocol):
             if should_stop():
                 raise Interrupted
+            starts, read = _starts(split, protocol, segment, number), _num_scored(segment, scored)
             segment, scored = segment.to(device), scored.to(device)
             rows = segment.tokens.shape[0]
-            plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP, rows=number.to(device)))
+            plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP + draw, rows=number.to(device)))
+            if protocol.mode == "sliding" and int(starts[0]) > 0:  # no window but the first scores its beginning
+                plan = _last_places(plan, protocol.stride)
             wanted = _scored_targets(plan, scored)  # (B, P)
             with context():
                 if memory is None or memory.length.shape[0] != rows:  # a smaller last batch: its rows are fresh anyway
@@ -123,6 +177,12 @@ def evaluate(
             targets += counted.sum()
             if surprise is not None:
                 baseline += surprise[wanted.clamp(min=0)].where(counted, 0.0).sum()
+            places = torch.arange(wanted.shape[1], device=device) if plan.predict is None else plan.predict
+            places = starts.to(device)[:, None] + places + int(protocol.next_token)  # (B, P)
+            blocks.add(places, losses, counted)
+            if record is not None:
+                record(places[counted].cpu().numpy(), losses[counted].double().cpu().numpy())
+            advanced(read)
     finally:
         model.train(was_training)
     return Result(
@@ -131,6 +191,7 @@ def evaluate(
         seconds=time.perf_counter() - begin,
         tokens=split.num_tokens,
         unigram_nll=baseline.item(),
+        blocks=blocks.sums.cpu().numpy(),
     )
 
 
@@ -142,10 +203,70 @@ def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tupl
         return each_document(split, seq_len=seq_len, rows=rows, advance=protocol.advance)
     if protocol.mode == "sliding":
         return sliding_windows(split, seq_len=seq_len, rows=rows, stride=protocol.stride)
-    # A state of the top layer depends on what L layers of memory reach back to; after reading that much, a row
-    # remembers exactly what a single row would.
-    depth = len(model.layers) * -(-protocol.mem_len // (protocol.advance or seq_len))  # type: ignore[arg-type]
-    return whole_text(split, seq_len=seq_len, rows=rows, warm_up=depth, advance=protocol.advance)
+    depth = len(model.layers)  # type: ignore[arg-type]
+    return whole_text(
+        split,
+        seq_len=seq_len,
+        rows=protocol.rows(split.num_tokens, num_layers=depth),
+        warm_up=protocol.warm_up(num_layers=depth),
+        advance=protocol.advance,
+    )
+
+
+def _starts(split: Split, protocol: Protocol, segment: Segment, number: Tensor) -> Tensor:
+    """(B,) where each row's segment begins in the text; ``number`` is what its pass calls it."""
+    if protocol.mode == "sliding":
+        return number
+    if protocol.mode == "stream":
+        return number * (protocol.advance or protocol.seq_len)
+    begins = np.concatenate([[0], split.ends[:-1]])
+    if protocol.mode == "pairs":  # the first pair of the batch, for all of its rows
+        return torch.from_numpy(begins[number.numpy()])
+    return torch.from_numpy(begins[segment.document[:, 0].numpy()]) + number
+
+
+def _num_scored(segment: Segment, scored: Tensor) -> int:
+    """Tokens of this segment that are scored, on the processor that read them: asking costs no wait for a device."""
+    if scored.dim() == 1:
+        return int(segment.length[scored].sum())
+    places = torch.arange(scored.shape[1])
+    return int((scored & (places < segment.length[:, None])).sum())
+
+
+def _last_places(plan: Plan, count: int) -> Plan:
+    """Predict from the last places only."""
+    rows, seq_len = plan.tokens.shape
+    last = torch.arange(seq_len - count, seq_len, device=plan.tokens.device)
+    return replace(plan, predict=last.expand(rows, -1), targets=plan.targets[:, seq_len - count :])  # (B, P), (B, P)
+
+
+class _Blocks:
+    """Sums of losses over runs of text."""
+
+    def __init__(self, num_tokens: int, device: torch.device) -> None:
+        self.size = max(BLOCK_TOKENS, -(-num_tokens // BLOCKS))
+        self.numbers = torch.arange(-(-num_tokens // self.size), device=device)  # (G,)
+        self.sums = torch.zeros(2, len(self.numbers), dtype=torch.float64, device=device)  # losses, and their number
+
+    def add(self, places: Tensor, losses: Tensor, counted: Tensor) -> None:
+        """``places``, ``losses``, ``counted``: (B, P)."""
+        within = places.flatten()[:, None] // self.size == self.numbers  # (B*P, G)
+        both = torch.stack([losses.double(), counted.double()]).flatten(1)  # (2, B*P)
+        self.sums += both @ within.double()
+
+
+def standard_error(nll: np.ndarray, targets: np.ndarray) -> float | None:
+    """Of the mean loss, by (blocks,) sums of losses and their numbers; None with fewer than two blocks of any targets.
+
+    Neighbouring losses depend on one another, so a mean over tokens taken for independent would look too sure. Blocks
+    of text nearly do not; their ratio estimate (Cochran 1977, 2.11) lets them have different numbers of targets.
+    """
+    nll, targets = nll[targets > 0], targets[targets > 0]
+    count = len(targets)
+    if count < 2:
+        return None
+    residuals = nll - targets * (nll.sum() / targets.sum())
+    return float(math.sqrt(count / (count - 1) * (residuals**2).sum()) / targets.sum())
 
 
 def _scored_targets(plan: Plan, scored: Tensor) -> Tensor:
@@ -181,6 +302,7 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
         "targets": result.targets,
         "nll": result.nll,
         "loss": result.loss,
+        "standard_error": result.standard_error,
         "ppl": _exp(result.loss),
         "ppl_word": None if per_word is None else _exp(per_word),
         "bits_per_char": per(counts["characters"], 1 / math.log(2)),
@@ -189,6 +311,7 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
         "words": counts["words"],
         "characters": counts["characters"],
         "bytes": counts["bytes"],
+        "unknown": counts["unknown"],
         "unknown_rate": counts["unknown"] / max(1, counts["tokens"]),
         "tokens_per_second": result.tokens / result.seconds,
     }

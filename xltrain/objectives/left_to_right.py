@@ -32,17 +32,20 @@ class LeftToRight:
     """Every token is predicted from those before it, from the query stream.
 
     keep_apart: text does not see the document before it.
+    given: (V,) bool, ids that count as known, such as control symbols, which training never asks for; None: none.
     """
 
     keep_apart: bool = False
+    given: Tensor | None = None
 
     def plan(self, segment: Segment, draw: Draw) -> Plan:
         del draw  # nothing is random here
         text = is_text(segment)  # (B, T)
+        scored = text if self.given is None else text & ~self.given[segment.tokens]
         return Plan(
             tokens=segment.tokens,
             order=in_order(text),
-            targets=segment.tokens.where(text, IGNORE),  # (B, T)
+            targets=segment.tokens.where(scored, IGNORE),  # (B, T)
             stream="query",
             fresh=segment.fresh,
             document=segment.document if self.keep_apart else None,

@@ -247,9 +247,24 @@ def find_checkpoint(path: Path) -> Checkpoint:
         if fault is not None:
             raise UsageError(f"{path}: not a usable checkpoint: {fault}")
         return Checkpoint(path)
+    if path.is_file():
+        raise UsageError(f"{path}: a file, where a run's or a checkpoint's folder is needed{_run_of(path)}")
     if not path.is_dir():
         raise UsageError(f"{path}: no such run or checkpoint folder (working directory {Path.cwd()})")
     found = newest_checkpoint(path)
     if found is None:
         raise UsageError(f"{path}: holds no complete checkpoint; give a run's folder or a checkpoints/step-N folder")
     return found
+
+
+def _run_of(path: Path) -> str:
+    """Where the run of a configuration is, if this is one."""
+    if path.suffix not in (".yaml", ".yml"):
+        return ""
+    try:
+        folder = Path(load_config(path).run.folder)
+    except UsageError:
+        return ""
+    if newest_checkpoint(folder) is None:
+        return f"; its run would be {folder}, which holds no checkpoint yet: xltrain pretrain {path} makes one"
+    return f"; its run is {folder}"

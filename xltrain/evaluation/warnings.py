@@ -1,0 +1,68 @@
+"""What to say where a perplexity would mislead."""
+
+import glob
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xltrain import console
+from xltrain.config.schema import Config
+from xltrain.config.text import SourceConfig
+from xltrain.data.files import digest
+
+UNKNOWN_RATE = 0.01
+"""Above this share of unknown tokens a perplexity cannot be compared."""
+
+
+def warn_of(
+    found: dict[str, Any], *, trained: Config, config: Config, overlap: list[str], vocab_size: int, whole: bool
+) -> None:
+    """Say everything that a reader of these figures has to know.
+
+    Args:
+        found: the figures.
+        trained, config: the run's configuration, and what it was changed to.
+        overlap: files of this text that the model was trained on.
+        whole: every token of the text was a target.
+    """
+    if found["unknown_rate"] > UNKNOWN_RATE:
+        console.warn(
+            f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable "
+            f"({found['unknown']:,} of {found['tokens']:,})"
+        )
+    if found["loss"] > math.log(vocab_size):
+        console.warn(
+            f"a loss of {found['loss']:.2f} nats is worse than guessing among {vocab_size:,} tokens: "
+            "the model is untrained, or the tokenizer is not the one that it was trained with"
+        )
+    known = trained.segments.seq_len + trained.segments.mem_len
+    if config.model.positions == "relative" and found["attention_len"] > known and not config.model.clamp_len:
+        console.warn(
+            f"rows see {found['attention_len']:,} positions, in training at most {known:,}: distances beyond that were "
+            f"never seen and may raise the loss; --clamp-len {known} keeps within them"
+        )
+    for name in overlap:
+        console.warn(f"{name} is part of corpus.train: this is the loss of a text that the model has seen")
+    if not whole and found["objective"] == "permutation":
+        console.say(
+            "ppl is that of the sampled targets, given the rest of their segments; --left-to-right gives the text's"
+        )
+
+
+def files_trained_on(config: Config, entries: Sequence[str | SourceConfig]) -> list[str]:
+    """Files among ``entries`` that hold the bytes of a training file, as far as both are files on this machine."""
+    sizes: dict[int, list[Path]] = {}
+    for path in _files(config.corpus.train):
+        sizes.setdefault(path.stat().st_size, []).append(path)
+    return [
+        str(path)
+        for path in _files(entries)
+        if any(path.samefile(other) or digest(path) == digest(other) for other in sizes.get(path.stat().st_size, []))
+    ]
+
+
+def _files(entries: Sequence[str | SourceConfig]) -> list[Path]:
+    patterns = [pattern for entry in entries for pattern in ([entry] if isinstance(entry, str) else entry.files)]
+    names = [name for pattern in patterns for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
+    return [path for path in map(Path, names) if path.is_file()]
