@@ -43,7 +43,13 @@ BASE: dict[str, Any] = {
 RUNS: dict[str, list[str]] = {
     "relative, memory 64": [],
     "relative, no memory": ["segments.mem_len=0"],
-    "absolute (sinusoid), no memory": ["segments.mem_len=0", "model.positions=sinusoid"],
+    "absolute (learned), no memory": ["segments.mem_len=0", "model.positions=learned"],
+    # Scaled, or sinusoids of amplitude 1 would drown embeddings that start at 0.05.
+    "absolute (sinusoid), no memory": [
+        "segments.mem_len=0",
+        "model.positions=sinusoid",
+        "model.scale_embeddings=true",
+    ],
     "no positions, no memory": ["segments.mem_len=0", "model.positions=none"],
     "permutation": ["objective.name=permutation", "objective.predict_fraction=0.25"],
     "masked": ["objective.name=masked", "objective.predict_fraction=0.25"],
