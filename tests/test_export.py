@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, XLNetLMHeadModel
 
 from xltrain.errors import Stopped
 from xltrain.interop import export as module
+from xltrain.interop import verify
 from xltrain.training.checkpoint import find_checkpoint
 
 Train = Callable[..., Path]
@@ -63,6 +64,7 @@ def test_the_folder_loads_as_it_is(cli: Callable[..., Any], trained: Path, tmp_p
     assert found["output"] == str(output)
     assert found["max_logit_difference"] < 1e-4
     assert names(output) == [
+        "README.md",
         "config.json",
         "model.safetensors",
         "spiece.model",
@@ -115,7 +117,13 @@ def test_characters(cli: Callable[..., Any], train: Train, tmp_path: Path):
     text = "Some words.\n\n\tmore"
     ids = find_checkpoint(run).tokenizer().encode([text])[0]
     assert exported(text, add_special_tokens=False)["input_ids"] == ids
-    assert names(tmp_path / "out") == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert names(tmp_path / "out") == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
 
 
 def test_two_dropout_rates_are_pointed_out(cli: Callable[..., Any], train: Train, tmp_path: Path):
@@ -138,14 +146,15 @@ def test_what_cannot_be_expressed_is_refused_before_anything_is_written(
         f"xltrain: {run}/checkpoints/step-2: cannot be exported to XLNetLMHeadModel: objective.name is causal: "
         "XLNetLMHeadModel predicts from the query stream, which only a permutation model has; model.head_dim is 16: "
         "transformers requires d_head = d_model / n_head, here 32 / 4 = 8; model.norm_position is pre: XLNet "
-        "normalises after each residual sum (post); xltrain itself evaluates it as it is (eval-ppl)\n"
+        "normalises after each residual sum (post); --format remote-code and --format safetensors can hold it\n"
     )
     assert names(tmp_path) == []
 
 
 def test_an_unknown_format_is_refused(cli: Callable[..., Any], trained: Path, tmp_path: Path):
     done = cli("export-checkpoint", trained, tmp_path / "out", "--format", "onnx")
-    assert (done.status, done.err) == (2, "xltrain: --format: 'onnx' is not allowed; choose huggingface\n")
+    said = "xltrain: --format: 'onnx' is not allowed; choose huggingface, remote-code, safetensors\n"
+    assert (done.status, done.err) == (2, said)
     assert names(tmp_path) == []
 
 
@@ -219,7 +228,7 @@ def test_other_numbers_are_an_error(
     assert cli("export-checkpoint", trained, output, "--no-verify").status == 0
     before = content(output)
     for wrong, shown in ((0.5, "0.5"), (float("nan"), "nan")):
-        monkeypatch.setattr(module, "largest_difference", lambda *_, wrong=wrong, **__: wrong)
+        monkeypatch.setattr(verify, "largest_difference", lambda *_, wrong=wrong, **__: wrong)
         done = cli("export-checkpoint", trained, output, "--overwrite")
         assert (done.status, done.err) == (
             1,
@@ -234,12 +243,12 @@ def test_other_numbers_are_an_error(
 def test_tensors_that_transformers_does_not_take_are_an_error(
     cli: Callable[..., Any], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    save = module.save_file
+    save = module.save
 
-    def save_without_bias(tensors: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> None:
-        save({name: tensor for name, tensor in tensors.items() if name != "lm_loss.bias"}, *arguments, **options)
+    def save_without_bias(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        save({name: tensor for name, tensor in tensors.items() if name != "lm_loss.bias"}, folder)
 
-    monkeypatch.setattr(module, "save_file", save_without_bias)
+    monkeypatch.setattr(module, "save", save_without_bias)
     done = cli("export-checkpoint", trained, tmp_path / "out")
     assert done.status == 1
     assert "does not load the exported folder cleanly: missing_keys: lm_loss.bias\n" in done.err
@@ -269,7 +278,7 @@ def test_an_interrupted_export_leaves_nothing(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(module, "save_file", fail)
+    monkeypatch.setattr(module, "save", fail)
     done = cli("export-checkpoint", trained, tmp_path / "deep/out")
     assert done.status == status
     assert message in done.err

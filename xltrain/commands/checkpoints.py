@@ -12,8 +12,18 @@ def export_checkpoint(
     source: Source,
     output: Annotated[Path, typer.Argument(metavar="OUTPUT_DIR", help="Folder to write.")],
     format_: Annotated[
-        str, typer.Option("--format", help="huggingface: a folder that transformers loads.")
+        str,
+        typer.Option(
+            "--format",
+            help="huggingface: transformers' XLNet class; remote-code: any model, with code for transformers' "
+            "trust_remote_code; safetensors: weights and configuration.",
+        ),
     ] = "huggingface",
+    average: Annotated[int, typer.Option(min=1, help="Export the mean of the last so many checkpoints.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    licence: Annotated[
+        str, typer.Option("--license", metavar="ID", help="Licence named in the model card, as model hubs spell it.")
+    ] = "unknown",
     verify: Annotated[
         bool | None,
         typer.Option("--verify/--no-verify", help="Compare logits with transformers; default: if it is installed."),
@@ -24,7 +34,17 @@ def export_checkpoint(
     """Write a checkpoint in a format that other programs load, and check that it gives the same numbers."""
     from xltrain.interop.export import export
 
-    show(export(source, output, format_name=format_, verify=verify, overwrite=overwrite), as_json)
+    found = export(
+        source,
+        output,
+        format_name=format_,
+        average=average,
+        dtype=dtype,
+        licence=licence,
+        verify=verify,
+        overwrite=overwrite,
+    )
+    show(found, as_json)
 
 
 def import_checkpoint(

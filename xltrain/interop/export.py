@@ -7,31 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
 
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError, XltrainError
-from xltrain.interop import huggingface, tokenizer
+from xltrain.interop import remote_code, tokenizer
+from xltrain.interop.card import model_card
 from xltrain.interop.folder import check_output, replacing
-from xltrain.interop.verify import LONGEST, largest_difference, load_folder
+from xltrain.interop.formats import FORMATS, Format, Subject
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import count_parameters
-from xltrain.training.checkpoint import Checkpoint, find_checkpoint
-
-FORMATS = ("huggingface",)
+from xltrain.training.checkpoint import Checkpoint, damage, find_checkpoint, list_checkpoints
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, in fp32, that passes as the same number."""
 
-FILES = {"config.json", "model.safetensors", *tokenizer.FILES}
-"""Every name that an export may have written."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What ``--dtype`` takes."""
+
+SHARD_BYTES = 5_000_000_000
+"""Weights above this are spread over several files, with an index."""
 
 WRITTEN_BY = "exported_by"
 """Key of config.json by which an export is known again; transformers keeps it and does nothing with it."""
 
 
-def export(source: Path, output: Path, *, format_name: str, verify: bool | None, overwrite: bool) -> dict[str, Any]:
+def export(
+    source: Path,
+    output: Path,
+    *,
+    format_name: str,
+    verify: bool | None,
+    overwrite: bool,
+    average: int = 1,
+    dtype: str = "fp32",
+    licence: str = "unknown",
+) -> dict[str, Any]:
     """Write ``output``; arguments as the command's options, ``verify`` None for: if transformers is installed.
 
     Raises:
@@ -41,41 +54,77 @@ def export(source: Path, output: Path, *, format_name: str, verify: bool | None,
     """
     if format_name not in FORMATS:
         raise UsageError(f"--format: {format_name!r} is not allowed; choose {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype: {dtype!r} is not allowed; choose {', '.join(DTYPES)}")
+    chosen = FORMATS[format_name]
     check_output(
         output,
         overwrite=overwrite,
         what="an export",
-        files=FILES,
+        files=_names(output),
         mark="config.json",
         recognised=_is_export(output),
     )
-    verify = _may_verify(verify)
+    verify = _may_verify(verify, needs_transformers=chosen.needs_transformers)
     checkpoint = find_checkpoint(source)
     config, vocabulary = checkpoint.config(), checkpoint.tokenizer()
-    reasons = huggingface.reasons_against(config) + tokenizer.reasons_against(vocabulary)
-    if reasons:
-        raise UsageError(
-            f"{checkpoint.folder}: cannot be exported to {huggingface.ARCHITECTURE}: {'; '.join(reasons)}; "
-            "xltrain itself evaluates it as it is (eval-ppl)"
-        )
-    if config.model.attention_dropout != config.model.dropout:
+    _refuse(chosen, format_name, checkpoint, config)
+    if format_name == "huggingface" and config.model.attention_dropout != config.model.dropout:
         console.warn(
             "transformers has one dropout rate for everything: fine-tuning there uses model.dropout "
             f"{config.model.dropout:g} where model.attention_dropout is {config.model.attention_dropout:g} here"
         )
-    model = _read_model(checkpoint, config)
-    difference = None
+    averaged = _last(checkpoint, average)
+    model = _read_model(averaged, config)
+    subject = Subject(config, vocabulary, model)
+    difference = cost = None
     with replacing(output, what="the export") as folder:
-        _write(folder, checkpoint, config, model)
+        _write(folder, chosen, subject, averaged, dtype=torch.float32)
+        card = model_card(
+            config, vocabulary, model, averaged, usage=chosen.usage, dtype=dtype, licence=licence, name=output.name
+        )
+        (folder / "README.md").write_text(card, encoding="utf-8")
         if verify:
-            difference = _compare(folder, config, model)
-    return {
+            difference = _compare(folder, chosen, subject)
+        if dtype != "fp32":  # what was just compared, rounded: the difference is now that of rounding alone
+            _write(folder, chosen, subject, averaged, dtype=DTYPES[dtype])
+            cost = chosen.difference(folder, subject) if verify else None
+    found = {
         "output": str(output),
         "format": format_name,
-        "checkpoint": str(checkpoint.folder),
+        "checkpoint": ", ".join(str(each.folder) for each in averaged),
         "parameters": count_parameters(model),
         "vocab_size": vocabulary.vocab_size,
+        "dtype": dtype,
         "max_logit_difference": difference,
+    }
+    return found if dtype == "fp32" else found | {"rounding_logit_difference": cost}
+
+
+def _refuse(chosen: Format, format_name: str, checkpoint: Checkpoint, config: Config) -> None:
+    reasons = chosen.reasons(config, checkpoint.tokenizer())
+    if not reasons:
+        return
+    others = [
+        name
+        for name, other in FORMATS.items()
+        if name != format_name and not other.reasons(config, checkpoint.tokenizer())
+    ]
+    raise UsageError(
+        f"{checkpoint.folder}: cannot be exported to {chosen.target}: {'; '.join(reasons)}; "
+        f"{' and '.join(f'--format {name}' for name in others)} can hold it"
+    )
+
+
+def _names(output: Path) -> set[str]:
+    """Every name that an export may have written."""
+    shards = {path.name for path in output.glob("model-*-of-*.safetensors")} if output.is_dir() else set()
+    return {
+        *("config.json", "config.yaml", "model.safetensors", "model.safetensors.index.json", "README.md"),
+        *tokenizer.FILES,
+        *("characters.json", "words.json", "bytes.json"),
+        *remote_code.code_files(),
+        *shards,
     }
 
 
@@ -87,8 +136,8 @@ def _is_export(folder: Path) -> bool:
     return isinstance(found, dict) and str(found.get(WRITTEN_BY, "")).startswith("xltrain")
 
 
-def _may_verify(wanted: bool | None) -> bool:
-    if wanted is False or find_spec("transformers") is not None:
+def _may_verify(wanted: bool | None, *, needs_transformers: bool) -> bool:
+    if wanted is False or not needs_transformers or find_spec("transformers") is not None:
         return wanted is not False
     install = "pip install 'xltrain[transformers]'"
     if wanted:
@@ -97,44 +146,74 @@ def _may_verify(wanted: bool | None) -> bool:
     return False
 
 
-def _read_model(checkpoint: Checkpoint, config: Config) -> LanguageModel:
-    """The model on the CPU, with the plain attention backend: the one that needs nothing special of a device."""
-    plain = config.model.model_copy(update={"attention_backend": "math"})
-    return checkpoint.model(torch.device("cpu"), config.model_copy(update={"model": plain})).eval()
+def _last(checkpoint: Checkpoint, count: int) -> list[Checkpoint]:
+    """The checkpoint and those before it in its run, ``count`` in all, the newest first.
+
+    Raises:
+        UsageError: if there are fewer.
+    """
+    if count == 1:
+        return [checkpoint]
+    run = checkpoint.folder.parent.parent
+    found = [Checkpoint(folder) for folder in list_checkpoints(run) if damage(folder) is None]
+    found = [each for each in found if each.step <= checkpoint.step]
+    if len(found) < count:
+        raise UsageError(
+            f"--average: {count} checkpoints are wanted, and {run} holds {len(found)} up to step {checkpoint.step:,}; "
+            "ask for fewer, or train with a larger checkpoint.keep"
+        )
+    return found[:count]
 
 
-def _write(folder: Path, checkpoint: Checkpoint, config: Config, model: LanguageModel) -> None:
-    vocabulary = checkpoint.tokenizer()
-    tensors = huggingface.xlnet_weights(
-        {name: tensor.float() for name, tensor in huggingface.plain_weights(model).items()},
-        num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
-    )
-    settings = huggingface.xlnet_config(
-        config, vocab_size=vocabulary.vocab_size, special_ids=tokenizer.special_ids(vocabulary)
-    )
-    settings[WRITTEN_BY] = f"xltrain {version('xltrain')}, step {checkpoint.step}"
-    configuration, tensors_file = folder / "config.json", folder / "model.safetensors"
+def _read_model(checkpoints: list[Checkpoint], config: Config) -> LanguageModel:
+    """The model on the CPU, with the plain attention backend: the one that needs nothing special of a device.
+
+    Of several checkpoints, the mean of their weights, summed in float64.
+    """
+    cpu = torch.device("cpu")
+    settings = config.model.model_copy(update={"attention_backend": "math"})
+    model = checkpoints[0].model(cpu, config.model_copy(update={"model": settings})).eval()
+    if len(checkpoints) > 1:
+        parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        sums = {name: tensor.double() for name, tensor in parameters.items()}
+        for checkpoint in checkpoints[1:]:
+            for name, tensor in checkpoint.weights(cpu).items():
+                sums[name] += tensor.double()
+        for name, tensor in parameters.items():
+            tensor.copy_(sums[name] / len(checkpoints))
+    return model
+
+
+def _write(
+    folder: Path, chosen: Format, subject: Subject, checkpoints: list[Checkpoint], *, dtype: torch.dtype
+) -> None:
+    steps = ", ".join(str(each.step) for each in checkpoints)
+    settings = chosen.settings(subject) | {
+        "dtype": str(dtype).removeprefix("torch."),
+        WRITTEN_BY: f"xltrain {version('xltrain')}, {'step' if len(checkpoints) == 1 else 'mean of steps'} {steps}",
+    }
+    configuration = folder / "config.json"
     configuration.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    save_file(tensors, tensors_file, metadata={"format": "pt"})
-    tensors_file.chmod(configuration.stat().st_mode)  # safetensors lets nobody else read what it writes
-    for name, data in tokenizer.tokenizer_files(vocabulary).items():
+    for earlier in folder.glob("model*.safetensors*"):
+        earlier.unlink()
+    save({name: tensor.to(dtype).contiguous() for name, tensor in chosen.tensors(subject).items()}, folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(configuration.stat().st_mode)  # safetensors lets nobody else read what it writes
+    for name, data in chosen.files(subject).items():
         (folder / name).write_bytes(data)
 
 
-def _compare(folder: Path, config: Config, model: LanguageModel) -> float:
-    seq_len = max(2, min(config.segments.seq_len, LONGEST))
-    found = largest_difference(
-        model,
-        load_folder(folder),
-        seq_len=seq_len,
-        mem_len=config.segments.mem_len,
-        num_predict=min(config.objective.targets_per_segment(seq_len), seq_len - 1),
-        with_segments=config.model.segment_embeddings,
-    )
+def save(tensors: dict[str, Tensor], folder: Path) -> None:
+    """``model.safetensors``, or several files and their index where that would be large."""
+    save_torch_state_dict(tensors, folder, max_shard_size=SHARD_BYTES, metadata={"format": "pt"})
+
+
+def _compare(folder: Path, chosen: Format, subject: Subject) -> float:
+    found = chosen.difference(folder, subject)
     if not found <= TOLERANCE:  # so that a NaN fails too
+        reader = "transformers" if chosen.needs_transformers else "a new model"
         raise XltrainError(
-            f"transformers computes other logits from the exported folder: they differ by up to {found:.2g}, and "
+            f"{reader} computes other logits from the exported folder: they differ by up to {found:.2g}, and "
             f"{TOLERANCE:g} is allowed; nothing was exported, please report this with the run's config.yaml"
         )
     return found

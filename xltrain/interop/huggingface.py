@@ -103,30 +103,33 @@ SEGMENTS: tuple[tuple[str, str, Form], ...] = (
 """Tensors of a layer that a model without segment embeddings lacks and transformers always has."""
 
 
+def folded_weights(model: LanguageModel) -> dict[str, Tensor]:
+    """Every parameter once, by name, with the multipliers of the NTK parametrisation in the weights."""
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module.multiplier != 1.0:
+            found[f"{name}.weight"] = found[f"{name}.weight"] * module.multiplier
+    return found
+
+
 def plain_weights(model: LanguageModel) -> dict[str, Tensor]:
     """Every parameter once, by name, as a model of the same function has it that XLNet's class can hold.
 
     That is one with the standard parametrisation, scores divided by sqrt(H), and biases everywhere.
     """
-    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    def multiply(name: str, factor: float) -> None:
-        found[name] = found[name] * factor
-
+    found = folded_weights(model)
     undivided = 1.0
     for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            multiply(f"{name}.weight", module.multiplier)
-        elif isinstance(module, RelativeAttention) and module.scale == 1.0:
+        if isinstance(module, RelativeAttention) and module.scale == 1.0:
             undivided = module.head_dim**0.5
-            multiply(f"{name}.query.weight", undivided)
+            found[f"{name}.query.weight"] = found[f"{name}.query.weight"] * undivided
         elif isinstance(module, nn.LayerNorm) and module.bias is None:
             found[f"{name}.bias"] = torch.zeros_like(module.weight)
         elif isinstance(module, FeedForward) and module.inner.bias is None:
             found[f"{name}.inner.bias"] = module.inner.weight.new_zeros(module.inner.out_features)
             found[f"{name}.outer.bias"] = module.outer.weight.new_zeros(module.outer.out_features)
     for name in found.keys() & {"bias_u", "bias_v", "bias_s"}:  # these are added to the query
-        multiply(name, undivided)
+        found[name] = found[name] * undivided
     return found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xltrain.data.cleanup import CleanUp
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer, Tokenizer
-from xltrain.data.words import ByteTokenizer
+from xltrain.data.words import ByteTokenizer, WordTokenizer
 from xltrain.interop import spiece
 from xltrain.interop.spiece import Piece, SentencePieceModel
 
@@ -30,6 +30,9 @@ ROLES = {
 }
 """transformers' name for each special piece; ``<eod>`` is one without a role."""
 
+WORD_ROLES = {"unk_token": ("<unk>", "<UNK>"), "eos_token": ("<eos>",)}
+"""The same for word vocabularies, which have no others."""
+
 FILES = ("tokenizer.json", "tokenizer_config.json", SentencePieceTokenizer.file_name)
 """Everything that :func:`tokenizer_files` may write."""
 
@@ -41,10 +44,8 @@ _COMPOSING_RULES = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 
 def reasons_against(tokenizer: Tokenizer) -> list[str]:
     """Everything in a tokenizer that cannot be expressed; empty: it can be exported."""
-    if isinstance(tokenizer, CharTokenizer | ByteTokenizer):
-        return []
     if not isinstance(tokenizer, SentencePieceTokenizer):
-        return [f"tokenizer.kind is {tokenizer.kind}: only sentencepiece, char and byte can be expressed"]
+        return []
     model = SentencePieceModel.read(tokenizer.model)
     kinds = {piece.kind for piece in model.pieces}
     checks = (
@@ -85,6 +86,8 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _pieces(SentencePieceModel.read(tokenizer.model), tokenizer.cleanup)
         _add_specials(built, specials, mask_takes_space=True)
+    elif isinstance(tokenizer, WordTokenizer):
+        built, specials = _words(tokenizer), _special_words(tokenizer)
     else:
         raise TypeError(f"{type(tokenizer).__name__} cannot be expressed")
     return {
@@ -98,6 +101,7 @@ def _settings(specials: Mapping[str, int]) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: piece for role, piece in ROLES.items() if piece in specials},
+        **{role: piece for role, pieces in WORD_ROLES.items() for piece in pieces if piece in specials},
         "additional_special_tokens": ["<eod>"] if "<eod>" in specials else [],
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
@@ -120,6 +124,29 @@ def _symbols(pieces: Sequence[str], *, bytewise: bool) -> "tokenizers.Tokenizer"
     built.pre_tokenizer = pre_tokenizers.Sequence(steps)
     joined: Any = decoders.ByteLevel() if bytewise else decoders.Fuse()
     built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), joined])
+    return built
+
+
+def _special_words(tokenizer: WordTokenizer) -> dict[str, int]:
+    wanted = {piece for pieces in WORD_ROLES.values() for piece in pieces}
+    return {word: number for number, word in enumerate(tokenizer.words) if word in wanted}
+
+
+def _words(tokenizer: WordTokenizer) -> "tokenizers.Tokenizer":
+    """Words between white space, a line's end as ``<eos>``."""
+    import tokenizers
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+    unk = tokenizer.words[tokenizer.unk] if tokenizer.unk >= 0 else "<unk>"
+    built = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(tokenizer.words)}, unk_token=unk))
+    steps: list[Any] = [normalizers.Lowercase()] if tokenizer.lower else []
+    steps += [normalizers.Replace("\n", " <eos> ")] if tokenizer.eos else []
+    built.normalizer = normalizers.Sequence(steps)
+    # What Python's str.split takes for white space: Unicode's, and four separators of ASCII.
+    built.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), "removed")
+    spaced = [decoders.Replace(Regex(r"\A"), " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ends = [decoders.Replace(Regex(" ?<eos> ?"), "\n")] if tokenizer.eos else []
+    built.decoder = decoders.Sequence(spaced + ends)
     return built
 
 

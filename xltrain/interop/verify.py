@@ -32,15 +32,25 @@ def load_folder(folder: Path) -> Any:
     from transformers import AutoTokenizer, XLNetLMHeadModel
 
     try:
-        with _quiet():
-            loaded: Any = XLNetLMHeadModel.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+        with quiet():
+            loaded: Any = XLNetLMHeadModel.from_pretrained(
+                folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+            )
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
         raise XltrainError(f"transformers does not load the exported folder: {error}") from error
-    model, report = loaded
+    return cleanly(*loaded, pieces=len(tokenizer))
+
+
+def cleanly(model: Any, report: dict[str, Any], *, pieces: int) -> Any:
+    """The model in evaluation mode, if transformers found every tensor a place and the tokenizer has its size.
+
+    Raises:
+        XltrainError: otherwise, with all that transformers reported.
+    """
     faults = [f"{kind}: {', '.join(map(str, found))}" for kind, found in report.items() if found]
-    if len(tokenizer) != model.config.vocab_size:
-        faults.append(f"the tokenizer has {len(tokenizer):,} pieces and the model {model.config.vocab_size:,}")
+    if pieces != model.config.vocab_size:
+        faults.append(f"the tokenizer has {pieces:,} pieces and the model {model.config.vocab_size:,}")
     if faults:
         raise XltrainError(f"transformers does not load the exported folder cleanly: {'; '.join(faults)}")
     return model.eval()
@@ -117,7 +127,7 @@ def hidden_keys(order: Tensor, is_target: Tensor) -> Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without transformers' progress bars."""
     from transformers.utils import logging
 

@@ -30,35 +30,7 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
             f"model.adaptive.cutoffs: {wanted.adaptive.cutoffs[-1]:,} is not below the vocabulary size {vocab_size:,}"
         )
     model = LanguageModel(
-        vocab_size=vocab_size,
-        num_layers=wanted.num_layers,
-        d_model=wanted.d_model,
-        num_heads=wanted.num_heads,
-        head_dim=wanted.head_width,
-        d_inner=wanted.inner_width,
-        activation=wanted.activation,
-        dropout=wanted.dropout,
-        attention_dropout=wanted.attention_dropout,
-        tie_position_bias=wanted.tie_position_bias,
-        clamp_len=wanted.clamp_len,
-        same_length=wanted.same_length,
-        positions=wanted.positions,
-        max_positions=config.segments.seq_len,
-        norm=wanted.norm,
-        norm_position=wanted.norm_position,
-        norm_eps=wanted.norm_eps,
-        final_norm=wanted.final_norm,
-        bias=wanted.bias,
-        attention_bias=wanted.attention_bias,
-        attention_scale=wanted.attention_scale,
-        scale_embeddings=wanted.scale_embeddings,
-        tie_embeddings=wanted.tie_embeddings,
-        cutoffs=wanted.adaptive.cutoffs,
-        div_val=wanted.adaptive.div_val,
-        tie_projections=wanted.adaptive.tied_projections,
-        segment_embeddings=wanted.segment_embeddings,
-        query_stream=config.objective.name == "permutation",
-        two_sided=config.objective.name != "causal",
+        **model_arguments(config, vocab_size=vocab_size),
         backend=choose_backend(wanted.attention_backend, device),
         recompute=config.training.activation_checkpointing,
     )
@@ -72,6 +44,42 @@ def build_model(config: Config, *, vocab_size: int, device: torch.device) -> Lan
         generator=torch.Generator().manual_seed(config.run.seed),
     )
     return model.to(device)
+
+
+def model_arguments(config: Config, *, vocab_size: int) -> dict[str, Any]:
+    """What :class:`LanguageModel` is built from, as plain data; all but the attention backend."""
+    wanted = config.model
+    return {
+        "vocab_size": vocab_size,
+        "num_layers": wanted.num_layers,
+        "d_model": wanted.d_model,
+        "num_heads": wanted.num_heads,
+        "head_dim": wanted.head_width,
+        "d_inner": wanted.inner_width,
+        "activation": wanted.activation,
+        "dropout": wanted.dropout,
+        "attention_dropout": wanted.attention_dropout,
+        "tie_position_bias": wanted.tie_position_bias,
+        "clamp_len": wanted.clamp_len,
+        "same_length": wanted.same_length,
+        "positions": wanted.positions,
+        "max_positions": config.segments.seq_len,
+        "norm": wanted.norm,
+        "norm_position": wanted.norm_position,
+        "norm_eps": wanted.norm_eps,
+        "final_norm": wanted.final_norm,
+        "bias": wanted.bias,
+        "attention_bias": wanted.attention_bias,
+        "attention_scale": wanted.attention_scale,
+        "scale_embeddings": wanted.scale_embeddings,
+        "tie_embeddings": wanted.tie_embeddings,
+        "cutoffs": wanted.adaptive.cutoffs,
+        "div_val": wanted.adaptive.div_val,
+        "tie_projections": wanted.adaptive.tied_projections,
+        "segment_embeddings": wanted.segment_embeddings,
+        "query_stream": config.objective.name == "permutation",
+        "two_sided": config.objective.name != "causal",
+    }
 
 
 def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, device: torch.device) -> Objective:

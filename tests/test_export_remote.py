@@ -1,0 +1,290 @@
+"""``--format remote-code``: any model, in transformers, by the code that trained it."""
+
+import ast
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpora
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+from xltrain.interop import export as module
+from xltrain.interop.remote_code import code_files
+from xltrain.training.checkpoint import find_checkpoint
+
+ROOT = Path(__file__).parent.parent
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def train(cli: Callable[..., Any], corpus: corpora.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """``train(model={...})`` trains for six steps, three checkpoints, and gives the run's folder."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(**sections: dict[str, Any]) -> Path:
+        folder = tmp_path_factory.mktemp("run")
+        given = {"cache_dir": str(cache), "validation": [str(corpus.valid)]}
+        settings = corpora.settings(
+            corpus.train,
+            folder,
+            corpus=given,
+            training={"max_steps": 6},
+            checkpoint={"every": 2, "keep": 3},
+            evaluation={"max_tokens": 500},
+            **sections,
+        )
+        settings["model"].setdefault("init", {"std": 0.2})
+        path = corpora.write_config(folder / "config.yaml", settings)
+        done = cli("pretrain", path)
+        assert done.status == 0, done.err
+        return folder / "run"
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def causal(train: Train) -> Path:
+    return train(
+        objective={"name": "causal"},
+        model={"norm_position": "pre", "final_norm": True, "head_dim": 16},
+        segments={"seq_len": 16, "mem_len": 24},
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(causal: Path, cli: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "causal"
+    done = cli("export-checkpoint", causal, folder, "--format", "remote-code")
+    assert (done.status, done.err) == (0, "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(exported: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True).eval()
+
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "adaptive": {
+        "objective": {"name": "causal"},
+        "model": {"adaptive": {"cutoffs": [50, 200], "div_val": 2, "tie_projections": True}, "same_length": True},
+    },
+    "documents apart, untied": {
+        "objective": {"name": "causal"},
+        "model": {"tie_embeddings": False, "tie_position_bias": True, "norm": "rms_norm", "bias": False},
+        "segments": {"cross_documents": False, "mem_len": 24},
+    },
+    "learned positions, no memory": {
+        "objective": {"name": "causal"},
+        "model": {"positions": "learned", "attention_bias": True, "scale_embeddings": True},
+        "segments": {"mem_len": 0},
+    },
+    "permutation, pre-norm": {
+        "objective": {"name": "permutation"},
+        "model": {"norm_position": "pre", "parametrization": "ntk", "init": {"variance": "xavier"}},
+    },
+    "masked": {"objective": {"name": "masked"}, "model": {"attention_scale": "init"}},
+    "seq2seq": {"objective": {"name": "seq2seq"}, "segments": {"mem_len": 0}},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_model_gives_its_numbers(name: str, cli: Callable[..., Any], train: Train, tmp_path: Path):
+    run = train(**VARIANTS[name])
+    done = cli("export-checkpoint", run, tmp_path / "out", "--format", "remote-code", "--verify", "--json")
+    assert (done.status, done.err) == (0, "")
+    assert json.loads(done.out)["max_logit_difference"] < 1e-5
+
+
+def test_the_code_is_ours_but_for_the_way_it_imports_itself():
+    found = code_files()
+    assert {"modeling_xltrain.py", "configuration_xltrain.py", "transformer.py", "attention.py"} <= set(found)
+    for name, text in found.items():
+        origin = next(path for path in (ROOT / "xltrain").rglob(name) if path.parent.name in ("model", "remote"))
+        theirs, ours = text.splitlines()[1:], origin.read_text(encoding="utf-8").splitlines()
+        assert len(theirs) == len(ours)
+        changed = [(new, old) for new, old in zip(theirs, ours, strict=True) if new != old]
+        assert all(new.startswith("from .") and old.startswith("from xltrain.") for new, old in changed), changed
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                assert f"{node.module}.py" in found
+            elif isinstance(node, ast.ImportFrom | ast.Import):
+                modules = [node.module] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+                assert not any(str(each).startswith("xltrain") for each in modules)
+
+
+def test_a_fresh_process_without_xltrain_gives_the_same(exported: Path, model: Any, tmp_path: Path):
+    tokens = torch.arange(9, 49)[None]  # (1, 40): three segments
+    program = (
+        "import sys; sys.modules['xltrain'] = None\n"
+        "import torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(exported)!r}, trust_remote_code=True).eval()\n"
+        f"torch.save(model(torch.arange(9, 49)[None]).logits.detach(), {str(tmp_path / 'logits.pt')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), model(tokens).logits)
+
+
+def test_memory_is_passed_on(model: Any):
+    tokens = torch.randint(9, 500, (2, 48), generator=torch.Generator().manual_seed(0))
+    whole = model(tokens)
+    first = model(tokens[:, :32])
+    second = model(tokens[:, 32:], mems=first.mems)
+    assert torch.allclose(second.logits, whole.logits[:, 32:], atol=1e-5)
+    for after, expected in zip(second.mems, whole.mems, strict=True):
+        assert torch.allclose(after.float(), expected.float(), atol=1e-5)
+    without = model(tokens[:, 32:])
+    assert not torch.allclose(without.logits, whole.logits[:, 32:], atol=1e-2)
+
+
+def test_perplexity_through_transformers_is_that_of_eval_ppl(
+    causal: Path, exported: Path, model: Any, corpus: corpora.Corpus, cli: Callable[..., Any]
+):
+    found = json.loads(cli("eval-ppl", causal, "--data", corpus.valid, "--batch-size", "1", "--json").out)
+    checkpoint = find_checkpoint(causal)
+    ids: list[int] = []
+    lines = corpus.valid.read_text(encoding="utf-8").splitlines()
+    tokenizer, eod = AutoTokenizer.from_pretrained(exported, trust_remote_code=True), checkpoint.tokenizer().eod
+    for line in lines:
+        ids += tokenizer(line, add_special_tokens=False)["input_ids"] if line else [eod]
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        loss = model(tokens, labels=tokens).loss.item()
+    assert len(ids) - 1 == found["targets"]
+    assert loss == pytest.approx(found["loss"], rel=1e-5)
+    assert math.exp(loss) == pytest.approx(found["ppl"], rel=1e-4)
+
+
+def test_padding_on_the_left_changes_nothing(model: Any):
+    generator = torch.Generator().manual_seed(1)
+    short, long = (
+        torch.randint(9, 500, (1, 21), generator=generator),
+        torch.randint(9, 500, (1, 32), generator=generator),
+    )
+    padded = torch.cat([torch.full((1, 11), 5), short], dim=1)
+    mask = torch.ones(2, 32, dtype=torch.int64)
+    mask[0, :11] = 0
+    both = model(torch.cat([padded, long]), attention_mask=mask)
+    assert torch.allclose(both.logits[1:], model(long).logits, atol=1e-5)
+    # Segments are cut at other places of the shorter text, so it is compared with itself cut there.
+    first = model(short[:, :5])
+    rest = model(short[:, 5:], mems=first.mems)
+    expected = torch.cat([first.logits, rest.logits], dim=1)
+    assert torch.allclose(both.logits[:1, 11:], expected, atol=1e-5)
+    nxt = torch.randint(9, 500, (2, 4), generator=generator)
+    assert torch.allclose(model(nxt, mems=both.mems).logits[:1], model(nxt[:1], mems=rest.mems).logits, atol=1e-5)
+
+
+def test_greedy_generation_is_one_token_after_another(model: Any):
+    prompt = torch.randint(9, 500, (2, 20), generator=torch.Generator().manual_seed(2))
+    found = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=5)
+    output, expected = model(prompt), prompt
+    for _ in range(30):
+        best = output.logits[:, -1:].argmax(dim=-1)
+        expected = torch.cat([expected, best], dim=1)
+        output = model(best, mems=output.mems)
+    assert torch.equal(found, expected)
+    beams = model.generate(prompt, max_new_tokens=5, num_beams=3, do_sample=False, eos_token_id=None, pad_token_id=5)
+    assert beams.shape == (2, 25)
+
+
+def test_labels_train_it(exported: Path):
+    model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True).train()
+    tokens = torch.randint(9, 500, (2, 40), generator=torch.Generator().manual_seed(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(8):
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.5
+    assert model.stack.softmax.weight is model.stack.embedding.weight  # still one table
+
+
+def test_a_masked_model_is_loaded_as_one(cli: Callable[..., Any], train: Train, tmp_path: Path):
+    run = train(objective={"name": "masked"})
+    assert cli("export-checkpoint", run, tmp_path / "out", "--format", "remote-code").status == 0
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    tokens = torch.arange(9, 25)[None]
+    labels = torch.where(tokens % 3 == 0, tokens, -100)
+    found = model.eval()(tokens, labels=labels)
+    logits = found.logits[0][tokens[0] % 3 == 0]
+    assert found.loss.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, tokens[tokens % 3 == 0]).item())
+
+
+def test_an_average_is_the_mean_of_checkpoints(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    done = cli("export-checkpoint", causal, tmp_path / "out", "--format", "safetensors", "--average", "3", "--json")
+    assert json.loads(done.out)["max_logit_difference"] == 0.0
+    parts = [load_file(causal / f"checkpoints/step-{step}/model.safetensors") for step in (2, 4, 6)]
+    for name, tensor in load_file(tmp_path / "out/model.safetensors").items():
+        mean = sum(part[name].double() for part in parts) / 3
+        assert torch.equal(tensor, mean.float()), name
+    assert "the mean of steps 6, 4, 2" in (tmp_path / "out/README.md").read_text()
+    of_two = cli("export-checkpoint", causal / "checkpoints/step-4", tmp_path / "two", "--format", "safetensors",
+                 "--average", "2", "--no-verify")  # fmt: skip
+    assert of_two.status == 0
+    assert json.loads((tmp_path / "two/config.json").read_text())["exported_by"].endswith("mean of steps 4, 2")
+    many = cli("export-checkpoint", causal, tmp_path / "many", "--format", "safetensors", "--average", "4")
+    assert (many.status, many.err) == (
+        2,
+        f"xltrain: --average: 4 checkpoints are wanted, and {causal} holds 3 up to step 6; ask for fewer, or train "
+        "with a larger checkpoint.keep\n",
+    )
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_half_precision_says_what_it_costs(
+    dtype: str, kind: torch.dtype, causal: Path, cli: Callable[..., Any], tmp_path: Path
+):
+    done = cli("export-checkpoint", causal, tmp_path / "out", "--format", "remote-code", "--dtype", dtype, "--json")
+    found = json.loads(done.out)
+    assert found["max_logit_difference"] < 1e-5 < found["rounding_logit_difference"] < 1.0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out/model.safetensors").values()} == {kind}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert next(model.parameters()).dtype == kind
+    assert model.generate(torch.tensor([[20, 21]]), max_new_tokens=3, do_sample=False).shape == (1, 5)
+    wrong = cli("export-checkpoint", causal, tmp_path / "other", "--dtype", "int8")
+    assert (wrong.status, wrong.err) == (2, "xltrain: --dtype: 'int8' is not allowed; choose fp32, bf16, fp16\n")
+
+
+def test_large_weights_are_spread_over_files(
+    causal: Path, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "SHARD_BYTES", 100_000)
+    output = tmp_path / "out"
+    for _ in range(2):  # the second time over the first
+        done = cli("export-checkpoint", causal, output, "--format", "remote-code", "--overwrite", "--json")
+        assert (done.status, done.err) == (0, "")
+        assert json.loads(done.out)["max_logit_difference"] < 1e-5
+        shards = list(output.glob("model-*-of-*.safetensors"))
+        assert len(shards) > 1
+        assert (output / "model.safetensors.index.json").is_file()
+    monkeypatch.setattr(module, "SHARD_BYTES", 10**9)
+    assert cli("export-checkpoint", causal, output, "--format", "remote-code", "--overwrite").status == 0
+    assert list(output.glob("model*.safetensors*")) == [output / "model.safetensors"]
+
+
+def test_the_card_says_what_the_model_is(exported: Path, causal: Path):
+    card = (exported / "README.md").read_text(encoding="utf-8")
+    metrics = [json.loads(line) for line in (causal / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in metrics if "validation_loss" in line][-1]
+    assert card.startswith("---\nlicense: unknown\nlibrary_name: transformers\ntags: [xltrain, causal]\n---\n")
+    for words in (
+        "predicts the next token",
+        f"{last['validation_loss']:.4f} nats per target",
+        f"{last['unigram_loss']:.4f}",
+        "tokens of `A.txt`",
+        'AutoModelForCausalLM.from_pretrained("causal", trust_remote_code=True)',
+    ):
+        assert words in card
+    assert str(causal.parent) not in card  # no folder of one computer

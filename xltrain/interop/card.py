@@ -1,0 +1,126 @@
+"""The README.md of an export: what the model is, what it was trained on, how well it does, how to load it."""
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from xltrain.config.schema import Config
+from xltrain.data.tokenizer import Tokenizer
+from xltrain.model.transformer import LanguageModel
+from xltrain.training.build import count_parameters
+from xltrain.training.checkpoint import Checkpoint
+
+WHAT = {
+    "causal": "predicts the next token from those before it (Transformer-XL's objective)",
+    "permutation": "predicts tokens in sampled orders through a query stream (XLNet's objective)",
+    "masked": "predicts hidden tokens from all others (BERT's objective)",
+    "seq2seq": "predicts the tokens of a target after its source (UniLM's objective)",
+}
+
+PRIVATE = ("run", "corpus", "logging", "checkpoint")
+"""Sections that speak of one computer's folders, or of nothing that a reader of the model needs."""
+
+
+def model_card(
+    config: Config,
+    vocabulary: Tokenizer,
+    model: LanguageModel,
+    checkpoints: Sequence[Checkpoint],
+    *,
+    usage: str,
+    dtype: str,
+    licence: str,
+    name: str,
+) -> str:
+    """Markdown with the metadata that model hubs read in front.
+
+    Args:
+        checkpoints: whose weights, or the mean of whose weights, were exported; the newest first.
+        usage: lines of Python that load the folder.
+        dtype: of the exported weights.
+        licence: identifier for the licence field.
+        name: of the folder.
+    """
+    kind = "AutoModelForMaskedLM" if config.objective.name == "masked" else "AutoModelForCausalLM"
+    newest, segments = checkpoints[0], config.segments
+    settings = {key: value for key, value in config.as_dict().items() if key not in PRIVATE}
+    steps = ", ".join(f"{each.step:,}" for each in checkpoints)
+    origin = f"step {steps}" if len(checkpoints) == 1 else f"the mean of steps {steps}"
+    memory = (
+        f"each layer remembers {segments.mem_len} positions of earlier segments" if segments.mem_len else "no memory"
+    )
+    rows: list[tuple[str, str]] = [
+        ("objective", f"`{config.objective.name}`: {WHAT[config.objective.name]}"),
+        ("parameters", f"{count_parameters(model):,}, {dtype}"),
+        ("layers, width, heads", f"{config.model.num_layers}, {config.model.d_model}, {config.model.num_heads}"),
+        ("segments", f"{segments.seq_len} tokens; {memory}"),
+        ("vocabulary", f"{vocabulary.vocab_size:,} ({vocabulary.kind})"),
+        ("weights", f"run `{config.run.name}`, {origin}"),
+        *_trained(newest),
+        *_evaluated(newest),
+    ]
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows)
+    return f"""---
+license: {licence}
+library_name: transformers
+tags: [xltrain, {config.objective.name}]
+---
+
+# {name}
+
+A language model pretrained with xltrain {version("xltrain")}.
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```python
+{usage.format(folder=name, auto=kind)}
+```
+
+## Configuration of the run
+
+```yaml
+{yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()}
+```
+"""
+
+
+def _trained(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """How much it has read, and of what; imported weights do not know."""
+    try:
+        tokens = checkpoint.progress().tokens_seen
+    except (OSError, ValueError, TypeError):
+        return []
+    sources = ", ".join(f"`{_shown(source)}`" for source in checkpoint.config().corpus.train)
+    return [("trained on", f"{tokens:,} tokens of {sources}")] if tokens else []
+
+
+def _shown(source: object) -> str:
+    """A corpus as others may read it: the file's name, without the folders of one computer."""
+    return Path(source).name if isinstance(source, str) else json.dumps(source, default=str)
+
+
+def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """The last validation of the run up to this step."""
+    path = checkpoint.folder.parent.parent / "metrics.jsonl"
+    found: dict[str, Any] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            values = json.loads(line)
+            if "validation_loss" in values and values["step"] <= checkpoint.step:
+                found = values
+    except (OSError, ValueError, KeyError):
+        pass
+    if not found:
+        return []
+    loss = f"{found['validation_loss']:.4f} nats per target, perplexity {found['validation_ppl']:.2f}"
+    return [
+        (f"validation at step {found['step']:,}", f"{loss} (knowing frequencies alone: {found['unigram_loss']:.4f})")
+    ]
