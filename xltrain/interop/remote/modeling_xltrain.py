@@ -4,7 +4,7 @@ Shapes: B rows, S tokens given, T tokens of a segment, M memory length, D model 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,10 @@ class XltrainModel(PreTrainedModel):
 
     config_class = XltrainConfig
     base_model_prefix = "stack"
-    _no_split_modules: ClassVar[list[str]] = ["Layer"]
 
     def __init__(self, config: XltrainConfig) -> None:
         super().__init__(config)
+        self._no_split_modules = ["Layer"]  # where a model that is spread over devices may not be cut
         self.stack = LanguageModel(**config.stack, backend="sdpa")
         first: dict[int, str] = {}
         shared = {}
