@@ -48,6 +48,7 @@ COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("eval-ppl", evaluate.eval_ppl, "runs/demo --split test --mem-len 256 --json"),
     ("export-checkpoint", checkpoints.export_checkpoint, "runs/demo exported --verify"),
     ("import-checkpoint", checkpoints.import_checkpoint, "xlnet-base-cased imported --format huggingface"),
+    ("generate", generate.generate, 'runs/demo "Once upon a time" --temperature 0.8 --max-tokens 300'),
     ("score", generate.score, "runs/demo sentences.txt --per-token > scores.jsonl"),
     ("context", context.context, "runs/demo runs/other --mem-lens 0,64,256 --picture context.png"),
     ("inspect", evaluate.inspect, "configs/demo.yaml --signal --picture signal.png"),

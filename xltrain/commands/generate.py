@@ -1,13 +1,15 @@
 """`score` and `generate`."""
 
 import json
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from xltrain.commands.options import Source
-
-MemLen = Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")]
+from xltrain import console
+from xltrain.commands.options import AsJson, Source
+from xltrain.errors import UsageError
 
 
 def score(
@@ -21,7 +23,7 @@ def score(
         bool, typer.Option("--start/--no-start", help="Whether a document's end stands before each text.")
     ] = True,
     end: Annotated[bool, typer.Option("--end", help="Also score that the text ends.")] = False,
-    mem_len: MemLen = None,
+    mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Texts at once; does not change the result.")] = None,
 ) -> None:
     """Log-probability of every line, or of a continuation given its context; see docs/generation.md."""
@@ -38,3 +40,86 @@ def score(
         batch_size=batch_size,
     ):
         print(json.dumps(found, ensure_ascii=False), flush=True)
+
+
+def generate(
+    source: Source,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="Text to go on with; - is standard input; none: a new text."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Every line of the file or input is a prompt.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens per sample.")] = 200,
+    until: Annotated[str, typer.Option(help="Where a sample ends before that: document, line, or never.")] = "document",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same seed gives the same text.")] = 0,
+    num_samples: Annotated[int, typer.Option(min=1, help="Samples of every prompt.")] = 1,
+    start: Annotated[
+        bool, typer.Option("--start/--no-start", help="Whether a document's end stands before each prompt.")
+    ] = True,
+    mem_len: Annotated[
+        int | None, typer.Option(min=0, help="Remembered positions; by default what training reached.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at once; does not change them.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a text, or begin one."""
+    if not 0.0 < top_p <= 1.0:
+        raise UsageError(f"--top-p: {top_p} is not allowed; give a probability above 0 and up to 1")
+    prompts = _prompts(prompt, file, lines=lines)
+    from xltrain.evaluation.generate import Sample
+    from xltrain.evaluation.generate import generate as run
+    from xltrain.evaluation.sampling import Sampling
+
+    streamed = len(prompts) * num_samples == 1 and not as_json
+
+    def show(sample: Sample, text: str) -> None:
+        if streamed:
+            print(sample.prompt + text if sample.text == text else text, end="", flush=True)
+
+    found = run(
+        source,
+        prompts,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
+        max_tokens=max_tokens,
+        num_samples=num_samples,
+        until=until,
+        start=start,
+        mem_len=mem_len,
+        batch_size=batch_size,
+        show=show,
+    )
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    if streamed:
+        print("" if found["samples"][0]["text"] else prompts[0])
+    else:
+        _print_samples(found["samples"])
+    tokens = sum(sample["tokens"] for sample in found["samples"])
+    console.say(f"{tokens:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
+
+
+def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]:
+    if file is not None and prompt is not None:
+        raise UsageError("a prompt and --file exclude each other; give one of them")
+    if lines and file is None and prompt != "-":
+        raise UsageError("--lines needs prompts from a file (--file) or from standard input (-)")
+    try:
+        raw = file.read_bytes() if file is not None else sys.stdin.buffer.read() if prompt == "-" else None
+        text = (prompt or "") if raw is None else raw.decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise UsageError(f"--file: {file} cannot be read ({error.strerror}); working directory {Path.cwd()}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file or 'standard input'}: not UTF-8 text (byte {error.start})") from None
+    found = text.split("\n") if lines else [text]
+    return [line.removesuffix("\r") for line in found]
+
+
+def _print_samples(samples: list[dict[str, Any]]) -> None:
+    for sample in samples:
+        print(f"--- sample {sample['sample']}")
+        print(sample["prompt"] + sample["text"])

@@ -19,7 +19,7 @@ from xltrain.data.store import Split
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load, read_text
 from xltrain.evaluation.perplexity import EVALUATION_STEP
-from xltrain.evaluation.reading import Reader, absolute, refuse_masked
+from xltrain.evaluation.reading import Reader, absolute, refuse_unordered
 from xltrain.evaluation.recl import SHARES, THRESHOLD, Search, find_lengths
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.draws import Draw
@@ -59,7 +59,12 @@ def context(
         raise UsageError(f"--longest: {longest} must be at least twice --step {step}, to compare two context lengths")
     group = [load(source, clamp_len=clamp_len) for source in sources]
     for loaded in group:
-        refuse_masked(loaded.config, what=f"{loaded.checkpoint.folder}: context")
+        refuse_unordered(loaded.config, what=f"{loaded.checkpoint.folder}: context")
+        if loaded.config.two_columns:
+            raise UsageError(
+                f"{loaded.checkpoint.folder}: context needs a run on running text; this one was trained on pairs, "
+                "whose context is their source"
+            )
     _require_one_tokenizer(group)
     text = read_text(group[0].config, group[0].tokenizer, data=data, split=split)
     apart = any(_apart(loaded) for loaded in group)
@@ -174,7 +179,8 @@ def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: i
     losses = np.full(text.num_tokens + 1, np.nan)
     for segment, number, scored in whole_text(text, seq_len=seq_len, rows=rows, warm_up=warm_up):
         if memory is None:
-            memory = loaded.model.empty_memory(rows=len(number), mem_len=mem_len)
+            with autocast(config.training.precision, device):
+                memory = loaded.model.empty_cache(rows=len(number), mem_len=mem_len)
         plan = objective.plan(segment.to(device), Draw(seed=0, step=EVALUATION_STEP, rows=number))
         with autocast(config.training.precision, device):
             nll, memory = loaded.model(**plan.model_inputs(), memory=memory)

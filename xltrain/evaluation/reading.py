@@ -1,7 +1,7 @@
 """Reading rows of tokens from left to right: what comes next, and what is remembered for going on.
 
-A model with memory reads a text once and then token by token. One with absolute positions has no memory; it reads its
-last ``seq_len`` tokens again for every token.
+A model with memory reads a text once and then token by token. One that cannot have any, because its positions are
+absolute or because it tells the parts of a pair apart, reads its last ``seq_len`` tokens again for every token.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
-from xltrain.model.memory import Memory
+from xltrain.model.cache import Cache
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import in_order
 from xltrain.training.build import autocast
@@ -33,8 +33,12 @@ class Window:
     length: Tensor
     source: Tensor
 
+    def selected(self, rows: Tensor) -> "Window":
+        """The rows of these numbers (B',); one may be taken several times."""
+        return Window(self.tokens[rows], self.length[rows], self.source[rows])
 
-State = Memory | Window
+
+State = Cache | Window
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Reader:
     seq_len: tokens read at once.
     mem_len: positions that are remembered; None: nothing is, and the last ``seq_len`` tokens are read again.
     source: tokens given to :meth:`read` see one another, as the source of a seq2seq model does.
+    parts: the model tells a source (part 0) from what follows it (part 1).
     context: in which forwards run (autocast).
     """
 
@@ -53,20 +58,23 @@ class Reader:
     mem_len: int | None
     query: bool
     source: bool
+    parts: bool
     context: Callable[[], AbstractContextManager[object]]
 
     @classmethod
-    def of(cls, loaded: Loaded, *, seq_len: int | None = None, mem_len: int | None = None) -> "Reader":
+    def of(cls, loaded: Loaded, *, mem_len: int | None = None) -> "Reader":
         """For a trained model; by default it sees as far back as the last token of a segment did in training."""
-        segments = loaded.config.segments
-        seq_len = seq_len or segments.seq_len
+        config = loaded.config
+        parts = config.two_columns and config.model.segment_embeddings
+        remembers = not absolute(config) and not parts
         return cls(
             model=loaded.model,
-            seq_len=seq_len,
-            mem_len=None if absolute(loaded.config) else longest_reach(loaded.config) if mem_len is None else mem_len,
-            query=loaded.config.objective.name == "permutation",
-            source=loaded.config.objective.name == "seq2seq",
-            context=lambda: autocast(loaded.config.training.precision, loaded.place.device),
+            seq_len=config.segments.seq_len,
+            mem_len=(longest_reach(config) if mem_len is None else mem_len) if remembers else None,
+            query=config.objective.name == "permutation",
+            source=config.objective.name == "seq2seq",
+            parts=parts,
+            context=lambda: autocast(config.training.precision, loaded.place.device),
         )
 
     @torch.no_grad()
@@ -86,7 +94,8 @@ class Reader:
         width = max(map(len, rows))
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)  # (B, W)
         length = torch.tensor([len(row) for row in rows], device=device)  # (B,)
-        memory = self.model.empty_memory(rows=len(rows), mem_len=self.mem_len)
+        with self.context():
+            memory = self.model.empty_cache(rows=len(rows), mem_len=self.mem_len)
         last = torch.empty(0)
         for stop in range(width - (width - 1) // self.seq_len * self.seq_len, width + 1, self.seq_len):
             start = max(0, stop - self.seq_len)
@@ -106,7 +115,7 @@ class Reader:
         last, memory = self._advance(tokens[:, None], text, state, source=False)
         return self._log_probs(last), memory
 
-    def _advance(self, tokens: Tensor, text: Tensor, memory: Memory, *, source: bool) -> tuple[Tensor, Memory]:
+    def _advance(self, tokens: Tensor, text: Tensor, memory: Cache, *, source: bool) -> tuple[Tensor, Cache]:
         """Hidden state (B, D) from which the token after the last is predicted, and the memory with (B, T) tokens."""
         count = tokens.shape[1]
         order = in_order(text, source=torch.full_like(tokens[:, 0], count) if source else None)  # (B, T)
@@ -145,14 +154,15 @@ class Reader:
         tokens, place = window.tokens, window.length - 1
         if self.query:
             tokens, place = torch.cat([tokens, torch.zeros_like(tokens[:, :1])], dim=1), window.length  # (B, W+1)
-        text = torch.arange(tokens.shape[1], device=tokens.device) <= place[:, None]
+        places = torch.arange(tokens.shape[1], device=tokens.device)  # (W,)
         with self.context():
             hidden, _ = self.model.hidden(
                 tokens,
-                in_order(text, source=window.source),
+                in_order(places <= place[:, None], source=window.source),
                 self.model.empty_memory(rows=tokens.shape[0], mem_len=0),
                 stream="query" if self.query else "content",
                 predict=place[:, None],  # (B, 1)
+                segment_ids=(places >= window.source[:, None]).long() if self.parts else None,
             )
         return self._log_probs(hidden[:, 0])
 
@@ -185,7 +195,7 @@ def longest_reach(config: Config) -> int:
     return segments.mem_len if config.model.same_length else segments.mem_len + segments.seq_len - 1
 
 
-def refuse_masked(config: Config, *, what: str) -> None:
+def refuse_unordered(config: Config, *, what: str) -> None:
     """Raise a :class:`UsageError` for a model that cannot read from left to right."""
     if config.objective.name == "masked":
         raise UsageError(
