@@ -34,6 +34,7 @@ SIZES: dict[str, Any] = {
     "rows": st.integers(1, 3),
     "reuse_len": st.integers(1, 7),
     "rest": st.integers(5, 14),
+    "mem_len": st.sampled_from([0, 0, 5, 20]),
     "shuffle": st.booleans(),
     "bidirectional": st.booleans(),
 }
@@ -47,12 +48,15 @@ def lines_of(documents: list[list[int]]) -> Split:
     return Split(split.name, split.tokens + FIRST, split.ends, split.counts, inner)
 
 
-def stream_of(split: Split, runs: int, reuse_len: int, rest: int, shuffle: bool, both: bool, **more: Any) -> PairStream:
+def stream_of(
+    split: Split, runs: int, reuse_len: int, rest: int, shuffle: bool, both: bool, mem_len: int = 0, **more: Any
+) -> PairStream:
     return PairStream(
         split,
         total_rows=2 * runs if both else runs,
         seq_len=reuse_len + rest,
         reuse_len=reuse_len,
+        mem_len=mem_len,
         sep=SEP,
         cls=CLS,
         shuffle=shuffle,
@@ -83,7 +87,12 @@ def rows_by_hand(
 
 
 def window_by_hand(
-    row: tuple[list[int], list[int], list[int]], start: int, reuse_len: int, size: int, draws: np.ndarray
+    row: tuple[list[int], list[int], list[int]],
+    start: int,
+    reuse_len: int,
+    size: int,
+    mem_len: int,
+    draws: np.ndarray,
 ) -> tuple[list[int], list[int], list[int], bool]:
     """Tokens, documents and parts, token by token as the original walks, and whether B was from elsewhere."""
     text, document, line = row
@@ -94,7 +103,7 @@ def window_by_hand(
             cuts.append(end)
         end += 1
     a_end = cuts[int(draws[1] * len(cuts))] if cuts else end
-    own = range(start, begin + size)
+    own = range(max(0, start - mem_len), begin + size)
     needed = max(1, size - (a_end - begin))
     free = [place for place in range(total - needed + 1) if not set(own) & set(range(place, place + needed))]
     elsewhere = (not cuts or draws[0] < 0.5) and bool(free)
@@ -124,11 +133,17 @@ def window_by_hand(
 @settings(max_examples=120)
 @given(**SIZES)
 def test_windows_against_a_plain_reimplementation(
-    documents: list[list[int]], rows: int, reuse_len: int, rest: int, shuffle: bool, bidirectional: bool
+    documents: list[list[int]],
+    rows: int,
+    reuse_len: int,
+    rest: int,
+    mem_len: int,
+    shuffle: bool,
+    bidirectional: bool,
 ):
     split, seq_len = lines_of(documents), reuse_len + rest
     assume(split.num_tokens >= rows * (seq_len - 3))
-    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional)
+    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
     position, run_size = Position(), split.num_tokens // rows
     for epoch in (0, 1):
         by_hand = rows_by_hand(documents, epoch, rows, shuffle, bidirectional)
@@ -140,7 +155,7 @@ def test_windows_against_a_plain_reimplementation(
             assert segment.length.tolist() == [seq_len] * len(by_hand)
             for row, text in enumerate(by_hand):
                 draws = np.random.default_rng((SEED, epoch, row, number)).random(3)
-                expected = window_by_hand(text, number * reuse_len, reuse_len, rest - 3, draws)
+                expected = window_by_hand(text, number * reuse_len, reuse_len, rest - 3, mem_len, draws)
                 assert segment.tokens[row].tolist() == expected[0]
                 assert segment.document[row].tolist() == expected[1]
                 assert segment.segment_ids[row].tolist() == expected[2]
@@ -152,12 +167,18 @@ def test_windows_against_a_plain_reimplementation(
 @settings(max_examples=60)
 @given(**SIZES)
 def test_what_every_window_keeps(
-    documents: list[list[int]], rows: int, reuse_len: int, rest: int, shuffle: bool, bidirectional: bool
+    documents: list[list[int]],
+    rows: int,
+    reuse_len: int,
+    rest: int,
+    mem_len: int,
+    shuffle: bool,
+    bidirectional: bool,
 ):
     """Rows go on through the reused part, A follows it, B begins a sentence if one is near, and nothing overlaps."""
     split = lines_of(documents)
     assume(split.num_tokens >= rows * (reuse_len + rest - 3))
-    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional)
+    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
     for row, (text, _, line) in enumerate(rows_by_hand(documents, 0, rows, shuffle, bidirectional)):
         position, reused = Position(), []
         while position.epoch == 0:
@@ -217,6 +238,7 @@ def test_a_position_and_a_range_of_rows_say_all(
     rows: int,
     reuse_len: int,
     rest: int,
+    mem_len: int,
     shuffle: bool,
     bidirectional: bool,
     cut: int,
@@ -226,7 +248,7 @@ def test_a_position_and_a_range_of_rows_say_all(
     assume(split.num_tokens >= rows * (reuse_len + rest - 3))
     total = 2 * rows if bidirectional else rows
     cut = min(cut, total)
-    sizes = (split, rows, reuse_len, rest, shuffle, bidirectional)
+    sizes = (split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
     whole, position = stream_of(*sizes), Position()
     for _ in range(skip):
         _, position = whole.read(position)
@@ -271,6 +293,7 @@ def test_targets_and_visibility_against_their_definition(
     rows: int,
     reuse_len: int,
     rest: int,
+    mem_len: int,
     shuffle: bool,
     bidirectional: bool,
     apart: bool,
@@ -278,7 +301,7 @@ def test_targets_and_visibility_against_their_definition(
 ):
     split, seq_len = lines_of(documents), reuse_len + rest
     assume(split.num_tokens >= rows * (seq_len - 3))
-    segment, _ = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional).read(Position())
+    segment, _ = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len).read(Position())
     total = segment.tokens.shape[0]
     count = min(4, reuse_len * 2, rest - 3)
     objective = objective_of(split.num_tokens + FIRST, reuse_len, num_predict=count, keep_apart=apart)

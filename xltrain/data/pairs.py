@@ -8,7 +8,8 @@ after the reused part is read again, as the next window's.
 Like the original (zihangdai/xlnet, ``data_utils.py``, ``_split_a_and_b``), with its defects left out:
 
 - All choices are computed from (seed, epoch, row, window); the original drew them without a seed.
-- B from elsewhere never overlaps what the window holds or A continues with; it could, and could even be A.
+- B from elsewhere overlaps neither what the window holds or A continues with nor what is remembered; it could even be
+  A, and then its targets stood in plain sight.
 - A row ends with its last full window; there, the first window of any row that came too near its row's end, by chance,
   ended all rows.
 - The part of a text without line ends that B may begin in is not walked through: a B whose sentence begins more than
@@ -35,7 +36,7 @@ def choose(row: RowText, *, start: int, begin: int, size: int, draws: np.ndarray
 
     Args:
         row: its text.
-        start: where the window's reused part begins.
+        start: B from elsewhere holds nothing from here on until A and what follows it would fill the window.
         begin: where A begins.
         size: at least 2.
         draws: (3,) uniform in [0, 1): whether B is from elsewhere, where A ends, where B begins.
@@ -88,6 +89,7 @@ class PairStream:
         first_row, rows: which of them this process reads.
         seq_len: T.
         reuse_len: length of the reused part, which a window moves on by; at most ``seq_len - 5``.
+        mem_len: how much of the text before a window is remembered.
         sep, cls: ids of the symbols.
         bidirectional: rows of the second half read the text of the first half's, in reverse.
         shuffle: reshuffle documents every epoch.
@@ -104,6 +106,7 @@ class PairStream:
         total_rows: int,
         seq_len: int,
         reuse_len: int,
+        mem_len: int,
         sep: int,
         cls: int,
         shuffle: bool,
@@ -112,7 +115,8 @@ class PairStream:
         first_row: int = 0,
         rows: int | None = None,
     ) -> None:
-        self.split, self.seq_len, self.reuse_len = split, seq_len, reuse_len
+        self.split, self.seq_len = split, seq_len
+        self.reuse_len, self.mem_len = reuse_len, mem_len
         self.sep, self.cls, self.shuffle, self.seed = sep, cls, shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
         self.runs = Runs(split, total_rows, bidirectional)
@@ -172,7 +176,8 @@ class PairStream:
         A symbol belongs to the document of the token before it.
         """
         begin = start + self.reuse_len
-        a, b = choose(row, start=start, begin=begin, size=self.text_len - self.reuse_len, draws=draws)
+        seen_from = max(0, start - self.mem_len)
+        a, b = choose(row, start=seen_from, begin=begin, size=self.text_len - self.reuse_len, draws=draws)
         first, first_document = row.window(start, a[1] - start)
         second, second_document = row.window(b[0], b[1] - b[0])
         tokens = np.concatenate([first, [self.sep], second, [self.sep, self.cls]])

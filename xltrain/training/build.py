@@ -129,6 +129,7 @@ def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
             total_rows=rows,
             seq_len=segments.seq_len,
             reuse_len=segments.reuse_len,
+            mem_len=segments.mem_len,
             sep=sep,
             cls=cls,
             bidirectional=segments.bidirectional,
