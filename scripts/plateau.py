@@ -47,7 +47,7 @@ def steps_needed(arguments: tuple[str, int, int, str]) -> tuple[str, int, int | 
     from xltrain.distributed import find_place
     from xltrain.evaluation.perplexity import Protocol, evaluate
     from xltrain.training.build import autocast
-    from xltrain.training.loop import Run
+    from xltrain.training.live import Run
     from xltrain.training.optimizer import set_lr
 
     torch.set_num_threads(1)

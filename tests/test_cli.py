@@ -25,7 +25,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_leaves_the_files_that_it_promises(finished: tuple[Path, Any]):
     run = finished[0] / "run"
-    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl", "checkpoints", "latest"}
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl", "checkpoints", "latest", "best"}
     assert (run / "latest").read_text(encoding="utf-8") == "checkpoints/step-6\n"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-2", "step-4", "step-6"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

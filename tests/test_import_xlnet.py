@@ -31,7 +31,7 @@ from xltrain.interop.tokenizer_import import from_tokenizer_json
 from xltrain.interop.verify import hidden_keys, largest_difference
 from xltrain.interop.xlnet_import import THEIR_ACTIVATIONS, from_xlnet, sections
 from xltrain.training.checkpoint import find_checkpoint
-from xltrain.training.loop import Run
+from xltrain.training.live import Run
 
 CPU = torch.device("cpu")
 Cli = Callable[..., Outcome]

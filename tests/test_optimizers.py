@@ -10,7 +10,8 @@ from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError
 from xltrain.model.transformer import LanguageModel
-from xltrain.training.loop import Run, pretrain
+from xltrain.training.live import Run
+from xltrain.training.loop import pretrain
 from xltrain.training.optimizer import Both, build_optimizer, decayed, set_lr
 
 NAMES = ["adamw", "adam", "adafactor", "muon"]

@@ -13,8 +13,10 @@ import yaml
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
 from xltrain.errors import Stopped, UsageError
-from xltrain.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint
-from xltrain.training.loop import Run, pretrain
+from xltrain.training.checkpoint import list_checkpoints, newest_checkpoint
+from xltrain.training.live import Run
+from xltrain.training.loop import pretrain
+from xltrain.training.tensors import shapes
 
 
 @pytest.fixture(autouse=True)
@@ -154,9 +156,11 @@ def test_rotation_keeps_the_newest(text: Path, tmp_path: Path) -> None:
 
 def test_everything_loads_without_pickled_objects(text: Path, tmp_path: Path) -> None:
     pretrain(config_of(text, tmp_path, steps=3))
-    checkpoint = Checkpoint(tmp_path / "checkpoints" / "step-3")
-    state = checkpoint.optimizer_state(torch.device("cpu"))  # weights_only
-    assert all(value.dtype == torch.float32 for slot in state["state"].values() for value in slot.values())
+    folder = tmp_path / "checkpoints" / "step-3"
+    assert not [path for path in folder.rglob("*") if path.suffix in (".pt", ".pkl", ".bin", ".metadata")]
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "optimizer.safetensors", "memory.safetensors"} < names
+    assert all(dtype == torch.float32 for _, dtype in shapes(folder, "optimizer").values())
 
 
 def test_a_changed_architecture_is_refused_with_both_values(text: Path, tmp_path: Path) -> None:

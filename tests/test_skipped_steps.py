@@ -14,7 +14,8 @@ from xltrain.errors import XltrainError
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.checkpoint import newest_checkpoint
 from xltrain.training.guard import PATIENCE, WINDOW, Guard
-from xltrain.training.loop import Run, pretrain
+from xltrain.training.live import Run
+from xltrain.training.loop import pretrain
 from xltrain.training.optimizer import build_optimizer
 from xltrain.training.update import Updater
 

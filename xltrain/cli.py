@@ -11,7 +11,7 @@ import typer
 
 from xltrain import console
 from xltrain.commands import checkpoints, context, evaluate, generate, train
-from xltrain.errors import XltrainError
+from xltrain.errors import FailedElsewhere, Stopped, XltrainError
 
 app = typer.Typer(
     name="xltrain",
@@ -85,7 +85,10 @@ def main() -> None:
         message, status = _explain(error, signals)
         if message is None:
             raise
-        console.say(f"xltrain: {message}")
+        if signals or isinstance(error, Stopped):  # it comes to all processes of a run
+            console.say(f"xltrain: {message}")
+        elif not isinstance(error, FailedElsewhere):
+            console.fail(f"xltrain: {message}")
         sys.exit(status)
 
 

@@ -11,9 +11,27 @@ Item = TypeVar("Item")
 # Without a terminal a silent phase looks like a hang, so a plain line is printed at least this often.
 SECONDS_BETWEEN_LINES = 15.0
 
+_rank = 0
+
+
+def speak_as(rank: int) -> None:
+    """Say which process of a run this is: all say the same, so only the first is heard."""
+    global _rank
+    _rank = rank
+
 
 def say(message: str) -> None:
     """Print one plain line, above a progress bar if one is on screen."""
+    if _rank == 0:
+        _print(message)
+
+
+def fail(message: str) -> None:
+    """Print the line that a process ends with, whichever process it is."""
+    _print(message if _rank == 0 else f"[process {_rank}] {message}")
+
+
+def _print(message: str) -> None:
     if sys.stderr.isatty():
         from tqdm import tqdm
 
@@ -39,7 +57,7 @@ def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> 
         unit_scale=unit != "step",
         dynamic_ncols=True,
         smoothing=0.1,
-        disable=not sys.stderr.isatty(),
+        disable=_rank != 0 or not sys.stderr.isatty(),
         file=sys.stderr,
     )
 

@@ -23,3 +23,11 @@ class Stopped(XltrainError):
     def __init__(self, message: str, *, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+class FailedElsewhere(XltrainError):
+    """Another process of the run has failed and said why; this one ends without a word."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("")
+        self.exit_code = exit_code

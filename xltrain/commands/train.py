@@ -87,19 +87,24 @@ def pretrain(
 ) -> None:
     """Train a model as the configuration says."""
     from xltrain.config.load import dump_config, load_config
+    from xltrain.config.schema import Config
+    from xltrain.distributed import find_peers
 
+    peers = find_peers()
     if resume and overwrite:
         raise UsageError("--resume and --overwrite exclude each other; give one of them")
-    loaded = load_config(config, set_ or ())
+    # One process reads the configuration for all, so that all have the same and a mistake is told once.
+    loaded = Config.model_validate(peers.from_first("config", lambda: load_config(config, set_ or ()).as_dict()))
     if dry_run:
         from xltrain.training.dry_run import amounts
 
-        print(dump_config(loaded))
-        print("\n".join(amounts(loaded)))
+        if peers.first:
+            print(dump_config(loaded))
+            print("\n".join(amounts(loaded, peers.world_size)))
         return
     from xltrain.interop.huggingface import reasons_against
     from xltrain.training.loop import pretrain as train
 
     if loaded.objective.name == "permutation" and (reasons := reasons_against(loaded)):
         console.say(f"note: this model has no huggingface export: {'; '.join(reasons)}")
-    train(loaded, resume=resume, overwrite=overwrite)
+    train(loaded, resume=resume, overwrite=overwrite, peers=peers)

@@ -13,6 +13,7 @@ from xltrain.config.model import ModelConfig
 from xltrain.config.text import CorpusConfig, SegmentsConfig, TokenizerConfig
 from xltrain.config.training import (
     CheckpointConfig,
+    DistributedConfig,
     EvaluationConfig,
     LoggingConfig,
     OptimizerConfig,
@@ -78,6 +79,7 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    distributed: DistributedConfig = DistributedConfig()
 
     def problems(self) -> list[Problem]:
         """Faults that show only when several sections are read together."""

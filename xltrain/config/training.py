@@ -112,6 +112,9 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; 0: only at the end. The last step is always saved."""
     keep: Count = 3
     """Number of checkpoints kept; the oldest goes first."""
+    keep_best: bool = True
+    """Also save where a validation finds the lowest loss so far, and keep that checkpoint besides; `RUN/best` names
+    it."""
 
 
 class LoggingConfig(Section):
@@ -119,3 +122,10 @@ class LoggingConfig(Section):
 
     every: Count = 50
     """Steps between lines of `metrics.jsonl` and, without a terminal, of the log."""
+
+
+class DistributedConfig(Section):
+    """How several processes work together; a launcher such as torchrun starts them."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: each process has the whole model; `fsdp`: weights, gradients and optimizer are shared out (FSDP2)."""

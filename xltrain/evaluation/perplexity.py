@@ -47,6 +47,8 @@ class Protocol:
     advance: tokens between the starts of segments; None: a whole segment (see ``segments.reuse_len``).
     alone: one pair to a row, in mode ``pairs``.
     next_token: whether a row predicts the token after its place, or the one at it.
+    part: (which, of how many) equal parts of the text's rows are read here, where several processes share them; then
+        ``batch_size`` rows are read in each, and the sums of all parts are those of the whole text.
     """
 
     mode: str
@@ -57,6 +59,7 @@ class Protocol:
     advance: int | None = None
     alone: bool = False
     next_token: bool = True
+    part: tuple[int, int] = (0, 1)
 
     def warm_up(self, *, num_layers: int) -> int:
         """Segments after which a row of a stream remembers exactly what a single row would.
@@ -196,6 +199,17 @@ def evaluate(
 
 
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
+    which, parts = protocol.part
+    whole = replace(protocol, batch_size=protocol.batch_size * parts)
+    for segment, number, scored in _whole_passes(model, split, whole):
+        rows = segment.tokens.shape[0]
+        start, stop = rows * which // parts, rows * (which + 1) // parts
+        if start == stop:  # fewer rows than parts: this one reads along, so that all do the same, and scores nothing
+            start, stop, scored = 0, 1, torch.zeros_like(scored)
+        yield segment.rows(start, stop), number[start:stop], scored[start:stop]
+
+
+def _whole_passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
     seq_len, rows = protocol.seq_len, protocol.batch_size
     if protocol.mode == "pairs":
         return every_pair(split, seq_len=seq_len, rows=rows, alone=protocol.alone)

@@ -20,6 +20,7 @@ from xltrain.objectives.masked import Masked
 from xltrain.objectives.permutation import Permutation
 from xltrain.objectives.plan import Objective
 from xltrain.objectives.seq2seq import Seq2Seq
+from xltrain.training.dealing import Deal, deal
 
 
 def build_model(config: Config, *, vocab_size: int, device: torch.device) -> LanguageModel:
@@ -110,13 +111,15 @@ def build_objective(config: Config, *, tokenizer: Tokenizer, seq_len: int, devic
     return Permutation(perm_size=wanted.perm_size, reuse_len=config.segments.reuse_len, functional=functional, **choice)
 
 
-def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
-    """The training text as segments.
+def build_stream(
+    config: Config, split: Split, tokenizer: Tokenizer, *, dealt: Deal | None = None, rank: int = 0
+) -> Stream:
+    """The training text as segments of the rows that are dealt to process ``rank``, by default of all rows.
 
     Raises:
         UsageError: if the text is too short for them, or the vocabulary lacks a symbol that they need.
     """
-    segments, rows = config.segments, config.training.batch_size
+    segments, dealt = config.segments, dealt or deal(config.training, 1)
     if segments.layout == "pair":
         sep, cls = find_piece(tokenizer, "<sep>"), find_piece(tokenizer, "<cls>")
         if sep is None or cls is None:
@@ -126,7 +129,9 @@ def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
             )
         return PairStream(
             split,
-            total_rows=rows,
+            total_rows=dealt.total,
+            first_row=rank * dealt.rows,
+            rows=dealt.rows,
             seq_len=segments.seq_len,
             reuse_len=segments.reuse_len,
             mem_len=segments.mem_len,
@@ -139,7 +144,9 @@ def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
     if config.two_columns:
         return ColumnStream(
             split,
-            total_rows=rows,
+            total_rows=dealt.total,
+            first_row=rank * dealt.rows,
+            rows=dealt.rows,
             seq_len=segments.seq_len,
             alone=one_pair_per_row(config),
             shuffle=segments.shuffle_documents,
@@ -147,7 +154,9 @@ def build_stream(config: Config, split: Split, tokenizer: Tokenizer) -> Stream:
         )
     return TrainingStream(
         split,
-        total_rows=rows,
+        total_rows=dealt.total,
+        first_row=rank * dealt.rows,
+        rows=dealt.rows,
         seq_len=segments.seq_len,
         advance=segments.reuse_len or None,
         bidirectional=segments.bidirectional,

@@ -1,39 +1,41 @@
-"""Checkpoints: a folder per step, complete when its mark says so.
+"""Checkpoints on disk: a folder per step, complete when its mark says so.
 
-    checkpoints/step-N/   model.safetensors  optimizer.pt  memory.safetensors  state.json  config.yaml
-                          the tokenizer's files, and complete.json, written last: size and digest of every other file
+    checkpoints/step-N/   weights and optimizer (see :mod:`xltrain.training.tensors`)
+                          memory*.safetensors  state.json  config.yaml  the tokenizer's files
+                          complete.json, written last: size and digest of every other file
 
-A checkpoint is written into a temporary folder and renamed; ``latest`` names the newest one. Loading checks the mark,
-so a save that was cut short or damaged later is found out, named, and passed over for the one before.
+``latest`` names the newest checkpoint of a run, ``best`` the one with the lowest validation loss. Loading checks the
+mark, so a save that was cut short or damaged later is found out, named, and passed over for the one before.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from xltrain import console
-from xltrain.config.load import dump_config, load_config
+from xltrain.config.load import load_config
 from xltrain.config.schema import Config
 from xltrain.data.files import digest
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.streams import Position
 from xltrain.data.tokenizer import Tokenizer
-from xltrain.errors import UsageError, XltrainError
+from xltrain.errors import UsageError
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import build_model
-from xltrain.training.optimizer import Optimizer
+from xltrain.training.tensors import fill, shapes
 
 MARK = "complete.json"
+NAMES = ("latest", "best")
+"""Files of a run that name one of its checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +44,39 @@ class Progress:
 
     step: optimizer steps finished.
     position: the next segment to read.
+    rows: of all processes; their memories are saved, and a continued run reads on in the same rows.
+    processes: that the rows were dealt to.
     tokens_seen: tokens of all segments read.
     seconds: of training, over all interruptions.
+    elapsed: seconds in all, with validation, saving and what else the run did.
     loss_sum, loss_count: of the steps since the last logged one.
     skipped: steps left out until then.
     updater: state of what judges steps and scales losses (see :mod:`xltrain.training.update`).
     stuck: validations in a row that found the loss at the unigram entropy.
+    best_loss, best_step: the lowest validation loss, and where it was found.
     fingerprint: of the training text and the tokenizer.
     """
 
     step: int = 0
     position: Position = field(default_factory=Position)
+    rows: int = 0
+    processes: int = 1
     tokens_seen: int = 0
     seconds: float = 0.0
+    elapsed: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
     skipped: int = 0
     updater: dict[str, Any] = field(default_factory=dict)
     stuck: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
     fingerprint: str = ""
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Progress":
-        return cls(**{**data, "position": Position(**data["position"])})
+        known = {name: data[name] for name in (entry.name for entry in fields(cls)) if name in data}
+        return cls(**{**known, "position": Position(**data["position"])})
 
 
 @dataclass(frozen=True)
@@ -88,28 +100,47 @@ class Checkpoint:
     def progress(self) -> Progress:
         return Progress.from_dict(json.loads((self.folder / "state.json").read_text(encoding="utf-8")))
 
-    def memory(self, device: torch.device) -> Memory:
-        return Memory(**load_file(self.folder / "memory.safetensors", device=str(device)))
-
-    def optimizer_state(self, device: torch.device) -> dict[str, Any]:
-        return torch.load(self.folder / "optimizer.pt", map_location=device, weights_only=True)
+    def memory(self, device: torch.device, *, first_row: int = 0, rows: int | None = None) -> Memory:
+        """What the rows from ``first_row`` on remember (all rows by default), whoever saved them."""
+        parts = []
+        for path in self.folder.glob("memory*.safetensors"):
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                begin = int((file.metadata() or {}).get("first_row", 0))
+                held = file.get_slice("length").get_shape()[0]
+                start = max(0, first_row - begin)
+                stop = held if rows is None else min(held, first_row + rows - begin)
+                if start < stop:
+                    states = file.get_slice("states")[:, start:stop]  # (L, b, M, D)
+                    others = {name: file.get_slice(name)[start:stop] for name in ("length", "document")}
+                    parts.append((begin, Memory(states=states, **others)))
+        return Memory.joined([part for _, part in sorted(parts, key=lambda entry: entry[0])])
 
     def model(self, device: torch.device, config: Config | None = None) -> LanguageModel:
         """The trained model, with the shapes and settings of ``config`` (by default the checkpoint's own)."""
         model = build_model(config or self.config(), vocab_size=self.tokenizer().vocab_size, device=device)
-        load_weights(model, self.weights(device), source=self.folder)
+        self.restore(model)
         return model
 
+    def restore(self, model: nn.Module) -> None:
+        """Give a model, or the shares of it that this process has, its trained weights."""
+        wanted = weights(model)
+        found = {name: shape for name, (shape, _) in shapes(self.folder, "model").items()}
+        _require_fit(found, wanted, source=self.folder)
+        fill(self.folder, "model", wanted)
+
     def weights(self, device: torch.device) -> dict[str, Tensor]:
-        try:
-            return load_file(self.folder / "model.safetensors", device=str(device))
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{self.folder / 'model.safetensors'}: cannot be read: {error}") from None
+        """All weights, whole."""
+        found = {
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes(self.folder, "model").items()
+        }
+        fill(self.folder, "model", found)
+        return found
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once, by its name without wrappers."""
-    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    """Every parameter once, by its name without wrappers, and what a norm keeps of the rows it has seen."""
+    return {name: tensor.detach() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, source: Path) -> None:
@@ -119,86 +150,57 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, source: Pat
         UsageError: naming every tensor that is missing, unexpected or of another shape; then nothing is copied.
     """
     wanted = weights(model)
-    faults = [f"missing {name}" for name in wanted if name not in tensors]
-    faults += [f"unexpected {name}" for name in tensors if name not in wanted]
-    faults += [
-        f"{name} has shape {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    if faults:
-        raise UsageError(f"{source}: the weights do not fit the model: {'; '.join(faults)}")
+    _require_fit({name: tensor.shape for name, tensor in tensors.items()}, wanted, source=source)
     for name, tensor in wanted.items():
         tensor.copy_(tensors[name])
 
 
-def save_checkpoint(
-    run: Path,
-    *,
-    model: nn.Module,
-    optimizer: Optimizer,
-    memory: Memory,
-    progress: Progress,
-    config: Config,
-    tokenizer: Tokenizer,
-    keep: int,
-) -> Checkpoint:
-    """Write ``checkpoints/step-N`` of a run, move ``latest``, and only then remove the oldest beyond ``keep``.
-
-    Raises:
-        XltrainError: if the disk refuses; the previous checkpoints are as they were.
-    """
-    root = run / "checkpoints"
-    folder, building = root / f"step-{progress.step}", root / f"saving-step-{progress.step}"
-    try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        save_file(weights(model), building / "model.safetensors", metadata={"format": "pt"})
-        torch.save(optimizer.state_dict(), building / "optimizer.pt")
-        save_file({name: value.contiguous() for name, value in vars(memory).items()}, building / "memory.safetensors")
-        (building / "state.json").write_text(json.dumps(asdict(progress), indent=2), encoding="utf-8")
-        (building / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        for name, data in tokenizer.files().items():
-            (building / name).write_bytes(data)
-        for path in building.iterdir():
-            path.chmod(0o666 & ~_umask())  # safetensors leaves its files to their owner alone
-        mark_complete(building)
-        if folder.exists():
-            shutil.rmtree(folder)
-        building.rename(folder)
-        write_atomically(run / "latest", f"checkpoints/{folder.name}\n")
-    except (OSError, SafetensorError, RuntimeError) as error:
-        shutil.rmtree(building, ignore_errors=True)
-        raise XltrainError(f"{folder}: the checkpoint could not be written: {error}") from error
-    for old in list_checkpoints(run)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return Checkpoint(folder)
+def _require_fit(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor], *, source: Path) -> None:
+    faults = [f"missing {name}" for name in wanted if name not in found]
+    faults += [f"unexpected {name}" for name in found if name not in wanted]
+    faults += [
+        f"{name} has shape {tuple(found[name])}, not {tuple(wanted[name].shape)}"
+        for name in wanted
+        if name in found and found[name] != wanted[name].shape
+    ]
+    if faults:
+        raise UsageError(f"{source}: the weights do not fit the model: {'; '.join(faults)}")
 
 
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
+def settled(path: Path) -> dict[str, Any]:
+    """What the mark says of a file, once it is on the disk."""
+    sync(path)
+    return {"bytes": path.stat().st_size, "digest": digest(path)}
 
 
-def mark_complete(folder: Path) -> None:
-    """Write the mark over every other file of a checkpoint's folder, once they are on the disk."""
-    files = {path.name: {"bytes": path.stat().st_size, "digest": digest(path)} for path in sorted(folder.iterdir())}
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+def mark_complete(folder: Path, files: Mapping[str, Any] | None = None) -> None:
+    """Write the mark over the files of a checkpoint's folder: those of which ``settled`` is given, by default all."""
+    if files is None:
+        files = {path.name: settled(path) for path in sorted(folder.iterdir())}
     write_atomically(folder / MARK, json.dumps(files, indent=2))
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder lists, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content, or leave it as it was."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -213,7 +215,7 @@ def damage(folder: Path) -> str | None:
         files = json.loads((folder / MARK).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "it was never finished"
-    except ValueError:
+    except (OSError, ValueError):
         return f"{MARK} is damaged"
     for name, expected in files.items():
         path = folder / name
@@ -236,12 +238,24 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     return None
 
 
+def set_aside(run: Path, *, above: int) -> None:
+    """Take what is left of checkpoints above a step out of the way of those to come; nothing is deleted."""
+    for folder in list_checkpoints(run):
+        if int(folder.name[5:]) > above:
+            aside = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            console.say(f"kept what is left of {folder.name} as {aside}")
+
+
 def find_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint from its own folder, or the newest one of a run's folder.
+    """A checkpoint from its own folder, the newest one of a run's folder, or the one that RUN/best or RUN/latest names.
 
     Raises:
         UsageError: if there is none, or the one that was named is damaged.
     """
+    if path.name in NAMES and path.is_file():
+        path = path.parent / path.read_text(encoding="utf-8").strip()
     if (path / MARK).is_file() or (path.name.startswith("step-") and path.is_dir()):
         fault = damage(path)
         if fault is not None:

@@ -5,13 +5,14 @@ import torch
 from xltrain.config.schema import Config
 from xltrain.data.kinds import DEFAULT_PIECES, vocabulary_before_preparation
 from xltrain.training.build import build_model, count_parameters
+from xltrain.training.dealing import deal
 from xltrain.training.report import shape_lines
 
 
-def amounts(config: Config) -> list[str]:
+def amounts(config: Config, processes: int = 1) -> list[str]:
     """Lines on parameters, rows, tokens and context; built on torch's meta device, so the size does not matter."""
     vocab_size, known = assumed_vocabulary(config)
-    lines = shape_lines(config, parameters=parameters(config, vocab_size=vocab_size))
+    lines = shape_lines(config, deal(config.training, processes), parameters=parameters(config, vocab_size=vocab_size))
     if not known:
         lines.append(f"(the vocabulary is known only after prepare; counted here with {vocab_size:,})")
     return lines

@@ -1,238 +1,172 @@
 """Pretraining from a configuration to finished checkpoints."""
 
+import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.prepare import prepare
 from xltrain.data.store import Split, Store
-from xltrain.data.streams import Segment, Stream
-from xltrain.data.tokenizer import Tokenizer
-from xltrain.distributed import Place, find_place
-from xltrain.errors import Stopped, UsageError, XltrainError
-from xltrain.evaluation.perplexity import Interrupted, Protocol, evaluate
-from xltrain.model.memory import Memory
-from xltrain.model.transformer import LanguageModel
-from xltrain.objectives.draws import Draw
-from xltrain.objectives.plan import Objective, Plan
-from xltrain.training.build import (
-    autocast,
-    build_model,
-    build_objective,
-    build_stream,
-    count_parameters,
-    one_pair_per_row,
-)
-from xltrain.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    find_checkpoint,
-    list_checkpoints,
-    load_weights,
-    save_checkpoint,
-)
+from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
+from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
+from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate
+from xltrain.training.build import autocast, count_parameters, one_pair_per_row
+from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
+from xltrain.training.dealing import Deal
 from xltrain.training.guard import PATIENCE, Skips
-from xltrain.training.optimizer import build_optimizer, load_state, set_lr
+from xltrain.training.live import Run
+from xltrain.training.optimizer import set_lr
+from xltrain.training.parallel import put_away
 from xltrain.training.report import Reporter, start_lines
 from xltrain.training.run import open_run, start_files
-from xltrain.training.schedule import configured_lr
-from xltrain.training.step import StepStats, train_step
-from xltrain.training.update import Updater
+from xltrain.training.saving import Saver
+from xltrain.training.signals import Stop, stop_signals
 
 PLATEAU_NATS = 0.1
 """A validation loss this close to the unigram entropy means that the model ignores its context."""
 
 
-def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False) -> Path:
+def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, peers: Peers | None = None) -> Path:
     """Train; returns the run's folder.
+
+    Args:
+        peers: the processes of the run, all of which call this with the same configuration; None: this one alone.
 
     Raises:
         UsageError: for faults found before the first step.
         Stopped: after SIGTERM or SIGINT, once the state is saved.
-        XltrainError: if the loss is no number, or a checkpoint cannot be written.
+        XltrainError: if training has diverged, or a checkpoint cannot be written.
     """
-    place = find_place(config.training.device)
-    if config.model.attention_backend == "flex" and place.device.type == "cpu":
-        raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
+    peers = peers or Peers()
+    start = Start.of(peers.from_first("start", lambda: _prepare(config, peers, resume=resume, overwrite=overwrite)))
     torch.backends.cuda.matmul.allow_tf32 = config.training.tf32
-    checkpoint = open_run(config, resume=resume, overwrite=overwrite)
+    place = join(peers, config.training.device)
+    try:
+        run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
+        if run.progress.step >= config.training.max_steps:
+            console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
+            return Path(config.run.folder)
+        folder = Path(peers.from_first("files", lambda: str(start_files(config, start.checkpoint))))
+        _introduce(run, start)
+        _train(run, folder)
+    except RuntimeError as error:
+        if place.world_size > 1 and lost_peers(error):
+            raise XltrainError("another process of this run has ended, see its message; --resume continues") from error
+        raise
+    finally:
+        disconnect()
+    return folder
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from, as the first process has found it.
+
+    deal: the rows of each process.
+    checkpoint: to go on from; None: at step 0.
+    origin: whose weights a new run starts from.
+    """
+
+    store: Store
+    deal: Deal
+    checkpoint: Checkpoint | None
+    origin: Checkpoint | None
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> "Start":
+        """From the plain data that processes can send each other."""
+        store = Path(found["store"])
+        if not store.is_dir():
+            raise UsageError(f"corpus.cache_dir: {store} is not there for this process; all need one shared folder")
+        checkpoints = {name: found[name] and Checkpoint(Path(found[name])) for name in ("checkpoint", "origin")}
+        return cls(Store.open(store), Deal(**found["deal"]), **checkpoints)
+
+
+def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """All that is done once for all processes, before they are connected: it may take hours."""
+    device = choose_device(config.training.device)
+    if config.model.attention_backend == "flex" and device.type == "cpu":
+        raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
+    if config.model.norm == "batch_norm" and peers.world_size > 1:
+        raise UsageError(
+            "model.norm: batch_norm sees the rows of one process only, so the result would depend on the number of "
+            f"processes (here {peers.world_size}); choose another norm, or start one process"
+        )
+    checkpoint, dealt = open_run(config, processes=peers.world_size, resume=resume, overwrite=overwrite)
     origin = None
     if checkpoint is None and config.run.init_from is not None:
         origin = find_checkpoint(Path(config.run.init_from).expanduser())
-    store = prepare(config).store
-    run = Run.build(config, place, store, checkpoint)
-    if origin is not None:
-        load_weights(run.model, origin.weights(place.device), source=origin.folder)
-    if run.progress.step >= config.training.max_steps:
-        console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
-        return Path(config.run.folder)
-    folder = start_files(config, checkpoint)
+    return {
+        "store": str(prepare(config).store.folder),
+        "deal": vars(dealt),
+        "checkpoint": checkpoint and str(checkpoint.folder),
+        "origin": origin and str(origin.folder),
+    }
+
+
+def _introduce(run: Run, start: Start) -> None:
     for line in start_lines(
-        config,
-        place=place,
+        run.config,
+        place=run.place,
+        dealt=run.deal,
         parameters=count_parameters(run.model),
         notes=run.stream.notes(),
     ):
         console.say(line)
-    if checkpoint is not None:
-        console.say(f"resuming at step {run.progress.step:,} from {checkpoint.folder}")
-    if origin is not None:
-        console.say(f"starting from the weights of {origin.folder}; its model section and tokenizer are used")
-    reporter = Reporter(folder, config, first_step=run.progress.step, skipped=run.progress.skipped)
+    if start.checkpoint is not None:
+        console.say(f"resuming at step {run.progress.step:,} from {start.checkpoint.folder}")
+    if start.origin is not None:
+        console.say(f"starting from the weights of {start.origin.folder}; its model section and tokenizer are used")
+
+
+def _train(run: Run, folder: Path) -> None:
+    """From where the run stands to its last step, or to where a signal stops it."""
+    first = run.place.rank == 0
+    reporter = Reporter(
+        folder if first else None, run.config, first_step=run.progress.step, skipped=run.progress.skipped
+    )
+    saver = Saver(folder, run.place, keep=run.config.checkpoint.keep)
     try:
-        with _signals() as stop:
-            _train(run, reporter, folder, stop)
+        with stop_signals(launched=run.place.world_size > 1) as stop:
+            signal_number = _steps(run, reporter, saver, stop)
+            saver.finish()
     finally:
+        saver.close()
         reporter.close()
-    return folder
+    if signal_number:
+        name = signal.Signals(signal_number).name
+        message = f"stopped by {name} at step {run.progress.step:,}; the state is saved, --resume continues"
+        raise Stopped(message, signal_number=signal_number)
+    console.say(
+        f"done: {run.progress.step:,} steps, {console.duration(run.progress.seconds)} of training "
+        f"({console.duration(run.progress.elapsed)} in all); files in {folder}"
+    )
 
 
-@dataclass
-class Run:
-    """All live objects of a run, and how far it has come."""
-
-    config: Config
-    place: Place
-    tokenizer: Tokenizer
-    store: Store
-    model: LanguageModel
-    objective: Objective
-    updater: Updater
-    stream: Stream
-    memory: Memory
-    progress: Progress
-    validation: Split | None = None
-    loss_sum: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    @classmethod
-    def build(cls, config: Config, place: Place, store: Store, checkpoint: Checkpoint | None) -> "Run":
-        """Build everything in the order of dependence, and restore it if there is a checkpoint."""
-        device, segments, rows = place.device, config.segments, config.training.batch_size
-        tokenizer = store.tokenizer()
-        model = build_model(config, vocab_size=tokenizer.vocab_size, device=device)
-        if config.training.compile:
-            model.compile(dynamic=False)  # in place, so the names of weights stay; all shapes of a run are fixed
-        objective = build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device)
-        updater = Updater(
-            build_optimizer(model, config.optimizer),
-            config.optimizer,
-            precision=config.training.precision,
-            device=device,
-        )
-        stream = build_stream(config, store.split("train"), tokenizer)
-        memory = model.empty_memory(rows=rows, mem_len=segments.mem_len)
-        progress = Progress(fingerprint=store.training_fingerprint)
-        if checkpoint is not None:
-            progress, memory = checkpoint.progress(), checkpoint.memory(device)
-            if progress.fingerprint != store.training_fingerprint:
-                raise UsageError(
-                    f"{checkpoint.folder}: this run was trained on another corpus or tokenizer (fingerprint "
-                    f"{progress.fingerprint}, now {store.training_fingerprint}); restore it, or choose another "
-                    "run.output_dir"
-                )
-            load_weights(model, checkpoint.weights(device), source=checkpoint.folder)
-            load_state(updater.optimizer, checkpoint.optimizer_state(device))
-            updater.load_state_dict(progress.updater)
-        validation = None
-        if store.has("validation"):
-            validation = store.split("validation")
-            if config.evaluation.max_tokens:
-                validation = validation.first(config.evaluation.max_tokens)
-        loss_sum = torch.tensor(progress.loss_sum, device=device)
-        return cls(
-            config, place, tokenizer, store, model, objective, updater, stream, memory, progress, validation, loss_sum
-        )
-
-    def step(self) -> StepStats:
-        """One optimizer step on the next segment."""
-        config, number = self.config, self.progress.step + 1
-        segment, position = self.stream.read(self.progress.position)
-        new_tokens = int(segment.length.sum())
-        segment = segment.to(self.place.device)
-        pieces = _micro_batches(config.training.batch_size, config.training.accumulate)
-        rows = torch.arange(config.training.batch_size, device=self.place.device)
-        stats, memories = train_step(
-            self.model,
-            self.updater,
-            [self._plan(segment, rows, number, start, stop) for start, stop in pieces],
-            [self.memory.rows(start, stop) for start, stop in pieces],
-            seeds=[_dropout_seed(config.run.seed, number, piece) for piece in range(len(pieces))],
-        )
-        self.memory = Memory.joined(memories)
-        self.loss_sum += stats.loss.masked_fill(stats.skipped, 0.0)
-        self.progress = replace(
-            self.progress,
-            step=number,
-            position=position,
-            tokens_seen=self.progress.tokens_seen + new_tokens,
-            loss_count=self.progress.loss_count + 1,
-        )
-        return stats
-
-    def _plan(self, segment: Segment, rows: Tensor, step: int, start: int, stop: int) -> Plan:
-        draw = Draw(seed=self.config.run.seed, step=step, rows=rows[start:stop])
-        return self.objective.plan(segment.rows(start, stop), draw)
-
-    def lr(self, step: int) -> float:
-        return configured_lr(self.config, step)
-
-    def line(self) -> tuple[float | None, Skips]:
-        """Mean loss of the steps since the last line that were not left out; all steps that were. Begins a new line."""
-        skips = self.updater.guard.skips()
-        taken = self.progress.loss_count - (skips.total - self.progress.skipped)
-        loss = self.loss_sum.item() / taken if taken else None
-        self.loss_sum.zero_()
-        self.progress = replace(self.progress, loss_count=0, skipped=skips.total)
-        return loss, skips
-
-    def save(self, folder: Path) -> Checkpoint:
-        self.progress = replace(self.progress, loss_sum=self.loss_sum.item(), updater=self.updater.state_dict())
-        return save_checkpoint(
-            folder,
-            model=self.model,
-            optimizer=self.updater.optimizer,
-            memory=self.memory,
-            progress=self.progress,
-            config=self.config,
-            tokenizer=self.tokenizer,
-            keep=self.config.checkpoint.keep,
-        )
-
-
-@dataclass
-class _Stop:
-    """Set by a signal, looked at between steps."""
-
-    signal_number: int = 0
-
-    def __call__(self) -> bool:
-        return self.signal_number != 0
-
-
-def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
+def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
+    """Train, validate and save in turn; returns the signal that ended it, or 0."""
     config, last = run.config, run.config.training.max_steps
-    tokens_at_line, saved, owed = run.progress.tokens_seen, -1, False
+    tokens_at_line, saved, owed = run.progress.tokens_seen, run.progress.step, False
+    asked = Agreement(run.place)
     run.model.train()
-    while run.progress.step < last and not stop():
+    signal_number = 0
+    while run.progress.step < last and not (signal_number := asked(stop.signal_number)):
         begin = time.perf_counter()
         lr = run.lr(run.progress.step + 1)
         set_lr(run.updater.optimizer, lr)
         stats = run.step()
         step = run.progress.step
-        run.progress = replace(run.progress, seconds=run.progress.seconds + time.perf_counter() - begin)
+        trained = time.perf_counter() - begin
         reporter.tick()
         if step % config.logging.every == 0 or step == last:
             loss, skips = run.line()
-            _require_progress(skips, step, folder)
+            _require_progress(skips, step, saver)
             reporter.logged(
                 step=step,
                 loss=loss,
@@ -244,24 +178,24 @@ def _train(run: Run, reporter: Reporter, folder: Path, stop: _Stop) -> None:
             )
             tokens_at_line = run.progress.tokens_seen
         aside = time.perf_counter()
-        if _due(step, config.evaluation.every, last) and run.validation is not None and not stop():
-            _validate(run, run.validation, reporter, stop)
+        if _due(step, config.evaluation.every, last) and run.validation is not None:
+            improved = _validate(run, run.validation, reporter, lambda: asked(stop.signal_number) != 0)
+            owed = owed or (improved and config.checkpoint.keep_best)
         owed = owed or _due(step, config.checkpoint.every, last)
+        run.spend(trained, time.perf_counter() - begin)
         if owed and (step == last or not stats.skipped):  # what is left after a bad step may not be worth keeping
-            run.save(folder)
+            saver.save(run.state())
             saved, owed = step, False
+        saver.look()
         reporter.pause(time.perf_counter() - aside)
-    if stop():
-        if saved != run.progress.step:
-            run.save(folder)
-        name = signal.Signals(stop.signal_number).name
-        message = f"stopped by {name} at step {run.progress.step:,}; the state is saved, --resume continues"
-        raise Stopped(message, signal_number=stop.signal_number)
-    console.say(f"done: {last:,} steps, {console.duration(run.progress.seconds)} of training; files in {folder}")
+    if signal_number and saved != run.progress.step:
+        saver.save(run.state())
+    return signal_number
 
 
-def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
-    config, device = run.config, run.place.device
+def _validate(run: Run, split: Split, reporter: Reporter, should_stop: Any) -> bool:
+    """Every target of the text once, by all processes together; returns whether no loss before was as low."""
+    config, place = run.config, run.place
     protocol = Protocol(
         "pairs" if config.two_columns else "stream",
         config.segments.seq_len,
@@ -269,27 +203,47 @@ def _validate(run: Run, split: Split, reporter: Reporter, stop: _Stop) -> None:
         config.evaluation.batch_size,
         advance=config.segments.reuse_len or None,
         alone=one_pair_per_row(config),
+        part=(place.rank, place.world_size),
     )
     try:
         # Compiled code is for the fixed shapes of training; what validation remembers sits in ever other places.
         with torch.compiler.set_stance("force_eager"):
-            result = evaluate(
+            mine = evaluate(
                 run.model,
                 run.objective,
                 split,
                 protocol,
                 new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
                 seed=config.run.seed,
-                device=device,
-                context=lambda: autocast(config.training.precision, device),
+                device=place.device,
+                context=lambda: autocast(config.training.precision, place.device),
                 unigram=run.store.unigram(),
-                should_stop=stop,
+                should_stop=should_stop,
             )
     except Interrupted:
-        return
+        return False
+    finally:
+        put_away(run.model)
+    result = _together(mine, run)
+    step, loss = run.progress.step, result.loss
+    reporter.validated(step=step, loss=loss, unigram_loss=result.unigram_loss)
+    _look_for_plateau(run, result)
+    improved = math.isfinite(loss) and (run.progress.best_loss is None or loss < run.progress.best_loss)
+    if improved:
+        run.progress = replace(run.progress, best_loss=loss, best_step=step)
+    return improved
+
+
+def _together(mine: Result, run: Run) -> Result:
+    """The sums of all processes."""
+    sums = torch.tensor([mine.nll, mine.targets, mine.unigram_nll], dtype=torch.float64, device=run.place.device)
+    nll, targets, unigram_nll = run.place.total(sums).tolist()
+    return replace(mine, nll=nll, targets=int(targets), unigram_nll=unigram_nll)
+
+
+def _look_for_plateau(run: Run, result: Result) -> None:
     step = run.progress.step
-    reporter.validated(step=step, loss=result.loss, unigram_loss=result.unigram_loss)
-    past_warmup = step >= 2 * config.schedule.warmup_steps
+    past_warmup = step >= 2 * run.config.schedule.warmup_steps
     stuck = past_warmup and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
     if run.progress.stuck >= 2:
@@ -304,41 +258,15 @@ def _due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)
 
 
-def _micro_batches(rows: int, pieces: int) -> list[tuple[int, int]]:
-    size = rows // pieces
-    return [(start, start + size) for start in range(0, rows, size)]
-
-
-def _dropout_seed(seed: int, step: int, piece: int) -> int:
-    """Every (seed, step, micro-batch) has dropout masks of its own; no generator's state needs saving."""
-    return (seed * 1_000_003 + step) * 1_009 + piece
-
-
-def _require_progress(skips: Skips, step: int, folder: Path) -> None:
+def _require_progress(skips: Skips, step: int, saver: Saver) -> None:
     if skips.in_a_row < PATIENCE:
         return
-    saved = list_checkpoints(folder)
+    saver.finish()
+    if saver.place.rank != 0:
+        raise FailedElsewhere(XltrainError.exit_code)
+    saved = list_checkpoints(saver.run)
     way_on = f"go on from {saved[0]} with --resume" if saved else "start anew with --overwrite"
     raise XltrainError(
         f"stopped at step {step:,}: the last {skips.in_a_row:,} steps were left out ({skips}), so "
         f"training has diverged. Lower optimizer.lr or raise schedule.warmup_steps, then {way_on}"
     )
-
-
-@contextmanager
-def _signals() -> Iterator[_Stop]:
-    """SIGTERM and SIGINT ask for a stop after the current step; a second one ends the process at once."""
-    stop = _Stop()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        del frame
-        stop.signal_number = number
-        console.say(f"{signal.Signals(number).name}: finishing this step and saving; once more ends at once")
-        signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

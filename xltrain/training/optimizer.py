@@ -128,14 +128,6 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
         group["lr"] = lr * group["rate"]
 
 
-def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Take over moments and counts, but keep the settings of this configuration: they may have changed on resume."""
-    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, given in zip(optimizer.param_groups, options, strict=True):
-        group.update(given)
-
-
 def step_unless(skip: Tensor, optimizer: Optimizer) -> None:
     """One step, or none where ``skip`` (0-dim) is true: then weights, moments and counts stay as they are.
 

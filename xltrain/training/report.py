@@ -9,33 +9,34 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.distributed import Place
 from xltrain.model.attention import choose_backend
+from xltrain.training.dealing import Deal
 from xltrain.training.guard import Skips
 from xltrain.training.metrics import MetricsFile
 
 
-def shape_lines(config: Config, *, parameters: int) -> list[str]:
-    """What a configuration amounts to."""
-    segments, training = config.segments, config.training
-    rows = training.batch_size
+def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
+    """What a configuration amounts to with so many processes."""
+    segments, rows = config.segments, dealt.total
     predicted = f"{rows * config.objective.targets_per_segment(segments.seq_len):,} are"
     if config.objective.name == "seq2seq":
         predicted = "those of the target part are"
     effective = config.model.num_layers * segments.mem_len
     return [
         f"parameters          {parameters:,}",
-        f"rows per update     {rows} (rows per process {rows}, processes 1; in {training.accumulate} micro-batches)",
+        f"rows per update     {rows:,} (rows per process {dealt.rows} x processes {dealt.processes}; accumulation "
+        f"{dealt.pieces}: each process takes its rows in {dealt.pieces} micro-batches of {dealt.rows // dealt.pieces})",
         f"tokens per update   {rows * segments.seq_len:,} ({rows} rows x seq_len {segments.seq_len}), "
         f"of which {predicted} predicted",
         f"effective context   {effective:,} tokens back ({config.model.num_layers} layers x mem_len)",
     ]
 
 
-def start_lines(config: Config, *, place: Place, parameters: int, notes: list[str]) -> list[str]:
+def start_lines(config: Config, *, place: Place, dealt: Deal, parameters: int, notes: list[str]) -> list[str]:
     """The header of a run; ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
     return [
         f"device              {place.device}, precision {_precision(config)}, attention {backend}",
-        *shape_lines(config, parameters=parameters),
+        *shape_lines(config, dealt, parameters=parameters),
         f"files               {config.run.folder}",
         *notes,
     ]
@@ -51,15 +52,18 @@ def _finite(value: float) -> float | None:
 
 @dataclass
 class Reporter:
-    """Shows progress on a terminal, prints plain lines elsewhere, and always writes ``metrics.jsonl``."""
+    """Shows progress on a terminal, prints plain lines elsewhere, and always writes ``metrics.jsonl``.
 
-    folder: Path
+    folder: of the run; None for processes that write nothing.
+    """
+
+    folder: Path | None
     config: Config
     first_step: int
     skipped: int = 0
 
     def __post_init__(self) -> None:
-        self._metrics = MetricsFile(self.folder / "metrics.jsonl", from_step=self.first_step)
+        self._metrics = MetricsFile(self.folder and self.folder / "metrics.jsonl", from_step=self.first_step)
         total = self.config.training.max_steps
         self._bar = console.bar(total=total, initial=self.first_step, unit="step", description="pretrain")
         self._begin = time.perf_counter()

@@ -1,5 +1,6 @@
 """The folder of a run: may it be used, and what is in it to go on from."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,16 @@ from xltrain import console
 from xltrain.config.load import dump_config
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
-from xltrain.training.checkpoint import Checkpoint, list_checkpoints, newest_checkpoint, write_atomically
+from xltrain.training.checkpoint import (
+    NAMES,
+    Checkpoint,
+    list_checkpoints,
+    newest_checkpoint,
+    set_aside,
+    write_atomically,
+)
+from xltrain.training.dealing import Deal, deal, deal_again
+from xltrain.training.schedule import configured_lr
 
 MAY_CHANGE = {
     "run.name",
@@ -28,6 +38,7 @@ MAY_CHANGE = {
     "schedule",
     "training.max_steps",
     "training.accumulate",
+    "training.batch_size",  # by another number of processes, so that all rows are as many (see `dealing`)
     "training.precision",
     "training.tf32",
     "training.compile",
@@ -39,25 +50,26 @@ MAY_CHANGE = {
     "evaluation",
     "checkpoint",
     "logging",
+    "distributed",
 }
 """Keys (or whole sections) that a resumed run may have different from the run it continues."""
 
 
-def open_run(config: Config, *, resume: bool, overwrite: bool) -> Checkpoint | None:
-    """Check the run's folder; returns the checkpoint to go on from, or None to start at step 0.
+def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: bool) -> tuple[Checkpoint | None, Deal]:
+    """Check the run's folder; returns the checkpoint to go on from (None: start at step 0), and each process's rows.
 
     Raises:
         UsageError: if the folder holds a run and neither ``resume`` nor ``overwrite`` says what to do with it, if all
             its checkpoints are damaged, or if the configuration does not continue that run.
     """
-    folder = Path(config.run.folder)
+    folder, new = Path(config.run.folder), (None, deal(config.training, processes))
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
     if not holds_run(folder) or overwrite:
         if resume:
             console.say(f"{folder} holds no run yet: starting at step 0")
-        return None
+        return new
     if not resume:
         raise UsageError(f"{folder} already holds a run; --resume continues it, --overwrite deletes it and starts anew")
     checkpoint = newest_checkpoint(folder)
@@ -65,9 +77,22 @@ def open_run(config: Config, *, resume: bool, overwrite: bool) -> Checkpoint | N
         raise UsageError(f"{folder}: every checkpoint is damaged; --overwrite deletes them and starts anew")
     if checkpoint is None:
         console.say(f"{folder} holds no checkpoint yet: starting at step 0")
-        return None
-    _compare(config, checkpoint)
-    return checkpoint
+        return new
+    before, progress = checkpoint.config(), checkpoint.progress()
+    _compare(config, before, source=checkpoint.folder)
+    dealt = deal_again(
+        config.training,
+        processes,
+        total=progress.rows or before.training.batch_size,
+        batch_size_before=before.training.batch_size,
+    )
+    if processes != progress.processes:
+        console.say(
+            f"the {dealt.total:,} rows of {progress.processes:,} process(es) go on in {processes:,}, "
+            f"{dealt.rows:,} in each"
+        )
+    _say_lr(config, before, step=progress.step + 1)
+    return checkpoint, dealt
 
 
 def holds_run(folder: Path) -> bool:
@@ -80,16 +105,25 @@ def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        for name in ("metrics.jsonl", "latest"):
+        for name in ("metrics.jsonl", *NAMES):
             (folder / name).unlink(missing_ok=True)
+    else:
+        set_aside(folder, above=checkpoint.step)
     for leftover in (folder / "checkpoints").glob("saving-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     write_atomically(folder / "config.yaml", dump_config(config))
     return folder
 
 
-def _compare(config: Config, checkpoint: Checkpoint) -> None:
-    before, now = _flat(checkpoint.config().as_dict()), _flat(config.as_dict())
+def _say_lr(config: Config, before: Config, *, step: int) -> None:
+    """A changed schedule or rate bends the curve of the learning rate where the run goes on; that is not hidden."""
+    old, new = configured_lr(before, step), configured_lr(config, step)
+    if not math.isclose(old, new, rel_tol=1e-6):
+        console.say(f"learning rate at step {step:,}: {new:.3e}, which would have been {old:.3e} before these changes")
+
+
+def _compare(config: Config, saved: Config, *, source: Path) -> None:
+    before, now = _flat(saved.as_dict()), _flat(config.as_dict())
     refused = []
     for key in sorted(set(before) | set(now)):
         old, new = before.get(key), now.get(key)
@@ -101,7 +135,7 @@ def _compare(config: Config, checkpoint: Checkpoint) -> None:
             refused.append(f"{key} was {old!r} and is now {new!r}")
     if refused:
         raise UsageError(
-            f"{checkpoint.folder}: this run cannot be continued with another configuration: {'; '.join(refused)}; "
+            f"{source}: this run cannot be continued with another configuration: {'; '.join(refused)}; "
             "change it back, or choose another run.output_dir"
         )
 

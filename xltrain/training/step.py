@@ -1,6 +1,6 @@
 """One optimizer step. It knows nothing of logging, files or other processes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from xltrain.model.memory import Memory
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import autocast
+from xltrain.training.parallel import exchange
 from xltrain.training.update import Updater
 
 
@@ -35,6 +36,7 @@ def train_step(
     memories: Sequence[Memory],
     *,
     seeds: Sequence[int],
+    total: Callable[[Tensor], Tensor] = lambda value: value,
 ) -> tuple[StepStats, list[Memory]]:
     """Forward and backward of every micro-batch, then an update.
 
@@ -45,13 +47,15 @@ def train_step(
     Args:
         plans, memories: one of each per micro-batch.
         seeds: of the dropout masks, one per micro-batch; with these no generator's state needs saving.
+        total: sums over the processes whose rows make up the step, each of which does this with its own.
     """
     device = plans[0].tokens.device
-    targets = torch.stack([plan.num_targets for plan in plans]).sum()
+    targets = total(torch.stack([plan.num_targets for plan in plans]).sum())
     loss = torch.zeros((), device=device)
     after = []
     updater.zero_grad()
-    for plan, memory, seed in zip(plans, memories, seeds, strict=True):
+    for number, (plan, memory, seed) in enumerate(zip(plans, memories, seeds, strict=True), start=1):
+        exchange(model, wanted=number == len(plans))
         torch.manual_seed(seed)
         with autocast(updater.precision, device):
             nll, memory = model(**plan.model_inputs(), memory=memory)
@@ -59,5 +63,6 @@ def train_step(
         updater.backward(share)
         loss += share.detach()
         after.append(memory.restarted(~nll.detach().isfinite().all(dim=1)))
+    loss = total(loss)
     grad_norm, skipped = updater.step(model.parameters(), loss=loss)
     return StepStats(loss=loss, targets=targets, grad_norm=grad_norm, skipped=skipped), after

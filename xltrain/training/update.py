@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from xltrain.config.training import OptimizerConfig
 from xltrain.training.guard import Guard
 from xltrain.training.optimizer import Optimizer, step_unless
+from xltrain.training.parallel import whole
 
 
 class Updater:
@@ -38,7 +39,7 @@ class Updater:
             the gradient's norm before clipping, and whether the step was left out; both 0-dim, on the device.
         """
         self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]  # all it needs are the groups
-        norm = nn.utils.clip_grad_norm_(parameters, self.clip_norm or torch.inf)
+        norm = whole(nn.utils.clip_grad_norm_(parameters, self.clip_norm or torch.inf))
         skipped = self.guard.refuses(loss=loss, norm=norm)
         step_unless(skipped, self.optimizer)
         self.scaler.update()

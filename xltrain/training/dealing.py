@@ -1,0 +1,64 @@
+"""How the rows of a run are dealt to its processes.
+
+The rows of an optimizer step are numbered over all processes; process r has the r-th equal share of them. A run that
+is continued keeps its rows, whatever the number of processes: what a row reads and what it remembers stay the same.
+"""
+
+from dataclasses import dataclass
+
+from xltrain.config.training import TrainingConfig
+from xltrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Rows of an optimizer step.
+
+    rows: of each process.
+    processes: how many.
+    pieces: micro-batches that each process splits its rows into.
+    """
+
+    rows: int
+    processes: int
+    pieces: int
+
+    @property
+    def total(self) -> int:
+        return self.rows * self.processes
+
+    def micro_batches(self) -> list[tuple[int, int]]:
+        """First and past-the-last row of every micro-batch of a process."""
+        size = self.rows // self.pieces
+        return [(start, start + size) for start in range(0, self.rows, size)]
+
+
+def deal(config: TrainingConfig, processes: int) -> Deal:
+    """The rows of a new run: ``training.batch_size`` for each process."""
+    return Deal(rows=config.batch_size, processes=processes, pieces=config.accumulate)
+
+
+def deal_again(config: TrainingConfig, processes: int, *, total: int, batch_size_before: int) -> Deal:
+    """The same ``total`` rows for a run that is continued, perhaps by another number of processes.
+
+    Micro-batches get no larger than ``training.batch_size / accumulate``.
+
+    Raises:
+        UsageError: if the rows cannot be dealt evenly, or ``training.batch_size`` was changed to ask for other rows.
+    """
+    if config.batch_size * processes == total:
+        return deal(config, processes)
+    rule = f"this run reads {total:,} rows at once, and goes on with as many"
+    if total % processes:
+        raise UsageError(
+            f"{rule}; {processes} processes cannot share them equally: start a number that divides {total:,}"
+        )
+    rows = total // processes
+    if config.batch_size != batch_size_before:
+        raise UsageError(
+            f"training.batch_size was {batch_size_before} and is now {config.batch_size}: {rule}; with {processes} "
+            f"process{'es' if processes > 1 else ''} set it to {rows}, or leave it as it was"
+        )
+    largest = config.batch_size // config.accumulate
+    pieces = next(count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= largest)
+    return Deal(rows=rows, processes=processes, pieces=pieces)
