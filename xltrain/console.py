@@ -1,6 +1,7 @@
 """What a person sees while xltrain works. Everything here goes to standard error; standard output is for results."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -99,6 +100,25 @@ def counting(*, total: int, unit: str, description: str) -> Iterator[Callable[[i
                 say(f"{description}: {done:,} of {total:,} {unit}s ({done / max(total, 1):.0%})")
 
         yield count
+
+
+@contextmanager
+def busy(description: str) -> Iterator[None]:
+    """Say what is done that cannot tell how far it is, and now and then that it still is."""
+    say(description)
+    begin, over = time.monotonic(), threading.Event()
+
+    def remind() -> None:
+        while not over.wait(SECONDS_BETWEEN_LINES):
+            say(f"{description}: {duration(time.monotonic() - begin)} so far")
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reminder.join()
 
 
 def duration(seconds: float) -> str:

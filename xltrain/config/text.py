@@ -136,7 +136,8 @@ class TokenizerConfig(Section):
     user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
     """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
     max_sentences: Count = 1_000_000
-    """At most this many lines, drawn at random, are used to train the vocabulary (sentencepiece only)."""
+    """At most this many lines, of 40 characters on average, are used to train the vocabulary; they are drawn at random
+    (sentencepiece only). A million take about a gigabyte of memory."""
 
     def problems(self) -> list[Problem]:
         found = []

@@ -72,9 +72,12 @@ class _Joiner:
         for stop in [*closed, None]:
             for found, is_further in zip(encoded[begin:stop], further[begin:stop], strict=True):
                 if is_further:
-                    if self.between is not None:
+                    if self.between is not None:  # it belongs to the line that it ends
+                        if self.line_ended:
+                            line_ends.append(len(ids))
                         ids.append(self.between)
-                    self.line_ended = self.line_ended or self.has_tokens or self.between is not None
+                        self.has_tokens = True
+                    self.line_ended = self.line_ended or self.has_tokens
                     self.has_tokens = False
                 if found:
                     if self.line_ended:

@@ -75,17 +75,17 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
         return train_characters(lines, vocab_size=wanted.vocab_size)
     if wanted.kind == "word":
         return train_words(lines, vocab_size=wanted.vocab_size, eos=wanted.eos, lower=wanted.lower)
-    console.say("training the sentencepiece vocabulary")
-    return train_sentencepiece(
-        lines,
-        vocab_size=wanted.vocab_size or DEFAULT_PIECES,
-        model_type=wanted.model_type,
-        character_coverage=wanted.character_coverage,
-        normalization=wanted.normalization,
-        user_defined_symbols=wanted.user_defined_symbols,
-        max_sentences=wanted.max_sentences,
-        cleanup=cleanup_of(wanted),
-    )
+    with console.busy("training the sentencepiece vocabulary"):
+        return train_sentencepiece(
+            lines,
+            vocab_size=wanted.vocab_size or DEFAULT_PIECES,
+            model_type=wanted.model_type,
+            character_coverage=wanted.character_coverage,
+            normalization=wanted.normalization,
+            user_defined_symbols=wanted.user_defined_symbols,
+            max_sentences=wanted.max_sentences,
+            cleanup=cleanup_of(wanted),
+        )
 
 
 def column_separator(tokenizer: Tokenizer) -> int | None:

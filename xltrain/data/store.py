@@ -14,7 +14,7 @@ from xltrain.data.kinds import load_tokenizer
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from xltrain import console
 from xltrain.data.cleanup import CleanUp, digit_comma_pieces
+from xltrain.data.sampling import draw
 from xltrain.errors import UsageError
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
@@ -20,6 +22,8 @@ SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>"
 CONTROLS = SPECIALS[1:8]
 
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
+
+_AVERAGE_SENTENCE = 40  # characters; bounds the memory that training takes
 
 _LONGEST_SENTENCE = 4000  # bytes; sentencepiece leaves longer ones out of its training, above 4,192
 
@@ -207,19 +211,26 @@ def train_sentencepiece(
     """Train a model whose first nine pieces are :data:`SPECIALS`.
 
     Long lines are cut into sentences of at most 4,000 bytes first, at spaces where there are any: sentencepiece would
-    leave them out.
+    leave them out. At most ``max_sentences`` of these, with 40 characters each on average, are drawn at random, the
+    same whatever the seed of a run; training takes about 25 bytes of memory per character.
 
     Raises:
         UsageError: if the text cannot give ``vocab_size`` pieces; it says how many are possible.
     """
     import sentencepiece
 
-    sentencepiece.set_random_generator_seed(0)  # which lines are sampled: runs of other seeds share a tokenizer
+    sentences = _sentences(lines if cleanup is None else map(cleanup, lines))
+    sample = draw(sentences, most=max_sentences, most_characters=_AVERAGE_SENTENCE * max_sentences)
+    if not sample.is_whole:
+        console.say(
+            f"the vocabulary is trained on {len(sample.sentences):,} of {sample.seen:,} sentences, drawn at random; "
+            "tokenizer.max_sentences allows more"
+        )
     written = io.BytesIO()
     failures: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_watched(_sentences(lines if cleanup is None else map(cleanup, lines)), failures),
+            sentence_iterator=_watched(sample.consumed(), failures),
             model_writer=written,
             vocab_size=vocab_size,
             model_type=model_type,
@@ -227,8 +238,6 @@ def train_sentencepiece(
             normalization_rule_name=normalization,
             control_symbols=list(SPECIALS[3:8]),
             user_defined_symbols=list(user_defined_symbols),
-            input_sentence_size=max_sentences,
-            shuffle_input_sentence=True,
             unk_id=0,
             bos_id=1,
             eos_id=2,
@@ -236,13 +245,15 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except (RuntimeError, SystemError) as error:
-        # What was raised while sentencepiece ran (a file that is not UTF-8, a signal) comes back as one of these two.
+        # What was raised while sentencepiece ran (by a signal) comes back as one of these two, or not at all.
         cause = failures[0] if failures else error.__cause__
         if cause is not None:
             raise cause from None
         if isinstance(error, SystemError):
             raise
         raise UsageError(_explain_training(str(error), vocab_size)) from None
+    if failures:
+        raise failures[0]
     return SentencePieceTokenizer(written.getvalue(), cleanup=cleanup)
 
 
