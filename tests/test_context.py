@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from xltrain.data.store import Split
-from xltrain.data.tokenizer import CharTokenizer
+from xltrain.data.tokenizer import CharTokenizer, never_target
 from xltrain.distributed import Place
-from xltrain.evaluation.context import choose_targets, curve, losses_after, losses_in_stream, standard_error
+from xltrain.evaluation.context import block_error, choose_targets, curve, losses_after, losses_in_stream
 from xltrain.evaluation.context_picture import labels
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.recl import find_lengths
@@ -28,6 +28,7 @@ Cli = Callable[..., Any]
 CPU = torch.device("cpu")
 TOKENIZER = CharTokenizer("abcdefgh")
 V, T = TOKENIZER.vocab_size, 16
+NONE = np.zeros(V, dtype=bool)
 BACK = 20
 """In the language of these tests a character is the one 20 before it, nine times in ten."""
 
@@ -72,7 +73,7 @@ def test_on_a_language_of_known_context_the_length_found_is_that_context():
     with torch.no_grad():
         for parameter in uniform.model.parameters():
             parameter.zero_()
-    places = choose_targets(text, 200, longest=60, apart=False)
+    places = choose_targets(text, 200, longest=60, apart=False, left_out=NONE)
     group = [model, uniform]
     found = find_lengths(
         lambda length: np.stack([losses_after(one, text, places, length) for one in group]),
@@ -89,7 +90,7 @@ def test_on_a_language_of_known_context_the_length_found_is_that_context():
 
 def test_one_token_less_than_the_known_context_is_not_enough():
     model, text = copying()
-    places = choose_targets(text, 100, longest=60, apart=False)
+    places = choose_targets(text, 100, longest=60, apart=False, left_out=NONE)
     short, enough = (losses_after(model, text, places, length).mean() for length in (BACK - 1, BACK))
     assert enough < 1.0 < short
 
@@ -110,7 +111,10 @@ def test_a_curve_compares_the_same_tokens_and_its_numbers_do_not_depend_on_the_n
     for objective in ("causal", "permutation"):
         model = loaded(objective)
         one, many = (curve(model, text, mem_lens=[0, 10, 50], batch_size=rows) for rows in (1, 8))
-        assert [point["targets"] for point in one] == [900 - 51] * 3
+        asked = 900 - 51
+        if objective == "permutation":
+            asked -= int(never_target(TOKENIZER)[text.tokens[51:]].sum())
+        assert [point["targets"] for point in one] == [asked] * 3
         for alone, together in zip(one, many, strict=True):
             assert together["loss"] == pytest.approx(alone["loss"], rel=1e-6)
         assert abs(one[0]["loss"] - one[1]["loss"]) > 1e-4  # memory matters here
@@ -161,9 +165,11 @@ def test_absolute_positions_end_the_context_at_a_segment(objective: str):
 
 def test_where_documents_are_kept_apart_context_is_of_the_targets_own():
     text = corpora.split_of([30, 200, 50, 61], vocab_size=V)
-    places = choose_targets(text, 1000, longest=60, apart=True)
+    places = choose_targets(text, 1000, longest=60, apart=True, left_out=NONE)
     assert set(places) == {*range(90, 230), 340}
-    assert len(choose_targets(text, 1000, longest=60, apart=False)) == 341 - 60
+    assert len(choose_targets(text, 1000, longest=60, apart=False, left_out=NONE)) == 341 - 60
+    left_out = never_target(TOKENIZER)
+    assert not left_out[text.tokens[choose_targets(text, 1000, longest=60, apart=False, left_out=left_out)]].any()
 
 
 def test_every_token_of_a_stream_has_its_own_loss():
@@ -171,15 +177,17 @@ def test_every_token_of_a_stream_has_its_own_loss():
     causal = losses_in_stream(loaded(), text, mem_len=30, batch_size=2)
     assert np.isnan(causal).nonzero()[0].tolist() == [0]
     query = losses_in_stream(loaded("permutation"), text, mem_len=30, batch_size=2)
-    assert not np.isnan(query).any()
+    control = never_target(TOKENIZER)[text.tokens]  # never predicted in training
+    assert 30 < control.sum() < 120
+    assert np.array_equal(np.isnan(query), control)
 
 
 def test_a_standard_error_counts_blocks_of_like_tokens_once():
     draw = np.random.default_rng(0)
     independent = draw.normal(size=10_000)
-    assert standard_error(independent) == pytest.approx(0.01, rel=0.3)
-    assert standard_error(np.repeat(draw.normal(size=100), 100)) == pytest.approx(0.1, rel=0.3)
-    assert standard_error(np.ones(1)) is None
+    assert block_error(independent) == pytest.approx(0.01, rel=0.3)
+    assert block_error(np.repeat(draw.normal(size=100), 100)) == pytest.approx(0.1, rel=0.3)
+    assert block_error(np.ones(1)) is None
 
 
 # --- the command

@@ -239,6 +239,7 @@ def test_control_pieces_are_never_allowed_but_for_the_end_of_a_document():
         assert ends.stops == (frozenset({SPECIALS.index("<eod>")}) if until == "document" else frozenset())
     apart = Ends.of(loaded(segments={"cross_documents": False}), until="never")
     assert not apart.allowed[SPECIALS.index("<eod>")]  # nothing was learned of what follows it
+    assert not Ends.of(loaded("permutation"), until="document").allowed[SPECIALS.index("<eod>")]  # nor of it, here
 
 
 # --- spelling

@@ -136,6 +136,13 @@ def test_texts_longer_than_a_segment_are_scored_to_the_end_with_memory():
     assert not np.allclose(with_memory[T:], without[T:], atol=1e-3)
 
 
+@pytest.mark.parametrize("objective", ["permutation", "masked"])
+def test_control_symbols_have_no_score_where_training_never_asks_for_them(objective: str):
+    given = Given([9, 10], [11, EOD, 12])
+    assert np.isnan(scores(loaded(objective), [given])[0]).tolist() == [False, True, False]
+    assert not np.isnan(scores(loaded("causal"), [given])[0]).any()
+
+
 # --- text as ids
 
 

@@ -14,22 +14,17 @@ import numpy as np
 import torch
 
 from xltrain import console
-from xltrain.data.passes import whole_text
 from xltrain.data.store import Split
+from xltrain.data.tokenizer import never_target
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load, read_text
-from xltrain.evaluation.perplexity import EVALUATION_STEP
+from xltrain.evaluation.per_token import Recorder
+from xltrain.evaluation.perplexity import BLOCK_TOKENS, BLOCKS, Protocol, evaluate, standard_error
 from xltrain.evaluation.reading import Reader, absolute, refuse_unordered
 from xltrain.evaluation.recl import SHARES, THRESHOLD, Search, find_lengths
 from xltrain.objectives.causal import Causal
-from xltrain.objectives.draws import Draw
 from xltrain.objectives.left_to_right import LeftToRight
-from xltrain.objectives.plan import IGNORE
 from xltrain.training.build import autocast
-
-BLOCKS = 100
-"""A standard error is that of the mean of so many consecutive blocks of targets, whose losses hardly depend on one
-another, while those of neighbouring tokens do."""
 
 MULTIPLES = (0, 0.25, 0.5, 1, 2, 4, 8)
 """Memory lengths of the curve when none are given, in multiples of the trained one."""
@@ -68,7 +63,10 @@ def context(
     _require_one_tokenizer(group)
     text = read_text(group[0].config, group[0].tokenizer, data=data, split=split)
     apart = any(_apart(loaded) for loaded in group)
-    places = choose_targets(text, targets, longest=longest, apart=apart) if targets else np.zeros(0, dtype=np.int64)
+    places = np.zeros(0, dtype=np.int64)
+    if targets:
+        never_asked = never_target(group[0].tokenizer)
+        places = choose_targets(text, targets, longest=longest, apart=apart, left_out=never_asked)
     models = [
         {
             "checkpoint": str(loaded.checkpoint.folder),
@@ -123,6 +121,8 @@ def curve(loaded: Loaded, text: Split, *, mem_lens: list[int], batch_size: int |
     config = loaded.config
     if absolute(config) and any(mem_lens):
         raise UsageError(f"--mem-lens: {config.model.positions} positions allow no memory; give 0, or leave it out")
+    if config.model.same_length and 0 in mem_lens:
+        raise UsageError("--mem-lens: 0 is not allowed: with same_length, memory says how many tokens are seen at all")
     lengths = sorted(set(mem_lens)) or _default_lengths(loaded, text)
     if len(text.tokens) - lengths[-1] <= config.segments.seq_len:
         raise UsageError(
@@ -142,10 +142,10 @@ def curve(loaded: Loaded, text: Split, *, mem_lens: list[int], batch_size: int |
             {
                 "mem_len": mem_len,
                 "loss": mean,
-                "standard_error": standard_error(loss[scored]),
+                "standard_error": block_error(loss[scored]),
                 "ppl": math.exp(mean),
                 "gain": float((losses[0] - loss)[scored].mean()),
-                "gain_standard_error": standard_error((losses[0] - loss)[scored]),
+                "gain_standard_error": block_error((losses[0] - loss)[scored]),
                 "targets": int(scored.sum()),
             }
         )
@@ -157,60 +157,64 @@ def _default_lengths(loaded: Loaded, text: Split) -> list[int]:
     if absolute(config):
         return [0]
     trained = config.segments.mem_len or config.segments.seq_len
-    lengths = sorted({round(trained * multiple) for multiple in MULTIPLES})
+    lengths = sorted({round(trained * multiple) for multiple in MULTIPLES} - {0 if config.model.same_length else -1})
     fitting = [length for length in lengths if length <= text.num_tokens // 2]
     if len(fitting) < len(lengths):
         console.say(f"the text has {text.num_tokens:,} tokens: the curve ends at a memory of {fitting[-1]:,}")
     return fitting
 
 
-@torch.no_grad()
 def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: int | None) -> np.ndarray:
     """(tokens,) loss in nats of every token of a text that is read as one stream; NaN where there is none."""
     config, device = loaded.config, loaded.place.device
-    seq_len, apart = config.segments.seq_len, _apart(loaded)
-    query = config.objective.name == "permutation"
-    objective = LeftToRight(apart) if query else Causal(apart)
-    # Every row but the first reads so much, unscored, before it remembers what a single row would.
-    warm_up = config.model.num_layers * -(-mem_len // seq_len)
-    count = -(-text.num_tokens // seq_len)
-    rows = max(1, min(batch_size or config.evaluation.batch_size, count // (warm_up + 1)))
-    memory = None
-    losses = np.full(text.num_tokens + 1, np.nan)
-    for segment, number, scored in whole_text(text, seq_len=seq_len, rows=rows, warm_up=warm_up):
-        if memory is None:
-            with autocast(config.training.precision, device):
-                memory = loaded.model.empty_cache(rows=len(number), mem_len=mem_len)
-        plan = objective.plan(segment.to(device), Draw(seed=0, step=EVALUATION_STEP, rows=number))
-        with autocast(config.training.precision, device):
-            nll, memory = loaded.model(**plan.model_inputs(), memory=memory)
-        places = (number * seq_len)[:, None] + torch.arange(seq_len) + (0 if query else 1)  # (B, T)
-        wanted = ((plan.targets != IGNORE).cpu() & scored[:, None]).numpy()
-        losses[places.numpy()[wanted]] = nll.double().cpu().numpy()[wanted]
-    return losses[:-1]
+    query, apart = config.objective.name == "permutation", _apart(loaded)
+    never_asked = torch.from_numpy(never_target(loaded.tokenizer)).to(device)
+    recorder = Recorder()
+    with console.counting(total=text.num_tokens, unit="token", description=f"memory {mem_len:,}") as advanced:
+        evaluate(
+            loaded.model,
+            LeftToRight(apart, given=never_asked) if query else Causal(apart),
+            text,
+            Protocol(
+                mode="stream",
+                seq_len=config.segments.seq_len,
+                mem_len=mem_len,
+                batch_size=batch_size or config.evaluation.batch_size,
+                next_token=not query,
+            ),
+            new_memory=lambda rows: loaded.model.empty_cache(rows=rows, mem_len=mem_len),
+            seed=0,
+            device=device,
+            context=lambda: autocast(config.training.precision, device),
+            record=recorder,
+            advanced=advanced,
+        )
+    places, losses = recorder.in_order()
+    found = np.full(text.num_tokens, np.nan)
+    found[places] = losses
+    return found
 
 
-def standard_error(losses: np.ndarray) -> float | None:
-    """Of the mean, from the means of consecutive blocks; None where there are too few."""
-    blocks = min(BLOCKS, len(losses))
-    if blocks < 2:
-        return None
-    means = np.array([block.mean() for block in np.array_split(losses, blocks)])
-    return float(means.std(ddof=1) / math.sqrt(blocks))
+def block_error(losses: np.ndarray) -> float | None:
+    """Standard error of the mean of losses in the order of the text, from consecutive blocks of them."""
+    blocks = np.array_split(losses, max(1, min(BLOCKS, len(losses) // BLOCK_TOKENS)))
+    return standard_error(np.array([block.sum() for block in blocks]), np.array([len(block) for block in blocks]))
 
 
 # --- loss after exactly so many tokens
 
 
-def choose_targets(text: Split, count: int, *, longest: int, apart: bool) -> np.ndarray:
+def choose_targets(text: Split, count: int, *, longest: int, apart: bool, left_out: np.ndarray) -> np.ndarray:
     """Places (count,) of tokens spread evenly over a text, each with ``longest`` tokens before it.
 
-    Where documents are kept apart, all of these are of the token's own document.
+    Where documents are kept apart, all of these are of the token's own document. ``left_out``: (V,) bool, tokens that
+    are not asked for: control symbols, which permutation models never predict.
 
     Raises:
         UsageError: if there are not two such places.
     """
     places = np.arange(longest, text.num_tokens)
+    places = places[~left_out[text.tokens[places]]]
     if apart:
         begins = np.concatenate([[0], text.ends[:-1]])[np.searchsorted(text.ends, places, side="right")]
         places = places[places - begins >= longest]

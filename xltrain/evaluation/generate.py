@@ -88,7 +88,8 @@ class Ends:
             )
         end = None
         if tokenizer.eod is not None:
-            allowed[tokenizer.eod] = until != "never" or config.segments.cross_documents
+            learned = config.objective.name != "permutation"  # which is never asked for control pieces
+            allowed[tokenizer.eod] = learned and (until != "never" or config.segments.cross_documents)
             end = tokenizer.eod, "\n" if config.corpus.document_separator == "line" else "\n\n"
         return cls(frozenset() if until == "never" else frozenset(t for t in stops if t is not None), allowed, end)
 

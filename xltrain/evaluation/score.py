@@ -8,13 +8,14 @@ see the whole context as a source. Masked models know no probability of a text: 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from xltrain.data.tokenizer import find_piece
+from xltrain.data.tokenizer import find_piece, never_target
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.reading import absolute
@@ -63,8 +64,8 @@ class Scorer:
     def score(self, texts: Iterable[Given]) -> Iterator[np.ndarray]:
         """Log-probability in nats of every token of every text, in their order.
 
-        The first token of a text without any context is not predicted from anything: it has NaN (but for masked
-        models, which see the text after it).
+        What a model does not predict has NaN: the first token of a text without any context (but for masked models,
+        which see the text after it), and for permutation and masked models control symbols such as <eod>.
         """
         waiting = iter(texts)
         while block := list(islice(waiting, BLOCK * self.batch_size)):
@@ -93,7 +94,7 @@ class Scorer:
         for start in range(0, read, seq_len):
             places = torch.arange(start, min(start + seq_len, read))  # (T,)
             predicted = places + (not query)  # where the tokens stand that are predicted from these places
-            wanted = (predicted >= asked) & (predicted < length)  # (B, T)
+            wanted = (predicted >= asked) & (predicted < length) & ~self._never_asked[padded[:, predicted]]  # (B, T)
             tokens = padded[:, places]  # (B, T)
             with self._context():
                 nll, memory = self.loaded.model(
@@ -117,12 +118,16 @@ class Scorer:
         row, device = given.context + given.text, self.loaded.place.device
         mask = find_piece(self.loaded.tokenizer, "<mask>")
         assert mask is not None
-        found = np.zeros(len(row))
+        found = np.full(len(row), np.nan)
         memory = self._memory(1, len(row), self.seq_len)
         for start in range(0, len(row), self.seq_len):
             tokens = torch.tensor([row[start : start + self.seq_len]], device=device)  # (1, T)
             count = tokens.shape[1]
-            hidden = list(range(max(0, len(given.context) - start), count))
+            hidden = [
+                place
+                for place in range(max(0, len(given.context) - start), count)
+                if not self._never_asked[row[start + place]]
+            ]
             for first in range(0, len(hidden), self.batch_size):
                 predict = torch.tensor(hidden[first : first + self.batch_size], device=device)[:, None]  # (B, 1)
                 shown = tokens.expand(len(predict), -1).scatter(1, predict, mask)  # (B, T)
@@ -147,6 +152,13 @@ class Scorer:
             needed = min(needed, max(0, longest - 1) // seq_len * seq_len)
         with self._context():
             return self.loaded.model.empty_cache(rows=rows, mem_len=needed)
+
+    @cached_property
+    def _never_asked(self) -> Tensor:
+        """(V,) bool: ids that training never asks this model for."""
+        asks_for_all = self.loaded.config.objective.name in ("causal", "seq2seq")
+        never = never_target(self.loaded.tokenizer)
+        return torch.zeros(len(never), dtype=torch.bool) if asks_for_all else torch.from_numpy(never)
 
     def _context(self) -> AbstractContextManager[object]:
         return autocast(self.loaded.config.training.precision, self.loaded.place.device)

@@ -59,6 +59,11 @@ def score_lines(
     encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
     if end and encoder.end is None:
         raise UsageError("--end: this run's vocabulary has no mark for the end of a text; leave it out")
+    if end and loaded.config.objective.name in ("permutation", "masked"):
+        raise UsageError(
+            f"--end: a {loaded.config.objective.name} model never predicts where a text ends, in training or here; "
+            "leave it out"
+        )
     scorer = Scorer.of(loaded, mem_len=mem_len, batch_size=batch_size)
     report = _Report(loaded.tokenizer)
     with _opened(file) as lines:
