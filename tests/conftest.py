@@ -66,6 +66,13 @@ def run_command(*arguments: object) -> Outcome:
     return Outcome(status if isinstance(status, int) else 0, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of runs need no curves, which take half a second; those that ask for them are marked."""
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr("xltrain.training.report.plot_run", lambda folder: folder / "curves.png")
+
+
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., Outcome]:
     """``cli("prepare", path, "--json")`` runs a command as a person would."""

@@ -162,7 +162,7 @@ def test_merged_keys_may_be_replaced_but_not_given_twice():
         ("model: {init: {sdt: 1}}", "model.init.sdt: no such key; did you mean 'std'?"),
         ("model: {lr: 1}", "model.lr: no such key; did you mean 'optimizer.lr'?"),
         ("warmup_steps: 5", "warmup_steps: no such key; did you mean 'schedule.warmup_steps'?"),
-        ("logging: {zzzzz: 5}", "logging.zzzzz: no such key; allowed here: every"),
+        ("logging: {zzzzz: 5}", "logging.zzzzz: no such key; allowed here: every, tensorboard"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_valid_one(tmp_path: Path, text: str, said: str):

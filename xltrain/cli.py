@@ -45,6 +45,7 @@ def _options(
 COMMANDS: list[tuple[str, Callable[..., None], str]] = [
     ("prepare", train.prepare, "configs/demo.yaml --set tokenizer.vocab_size=4000"),
     ("pretrain", train.pretrain, "configs/demo.yaml --set optimizer.lr=1e-3 --dry-run"),
+    ("plot", train.plot, "runs/demo runs/other --output curves.png"),
     ("eval-ppl", evaluate.eval_ppl, "runs/demo --split test --mem-len 256 --json"),
     ("export-checkpoint", checkpoints.export_checkpoint, "runs/demo exported --verify"),
     ("import-checkpoint", checkpoints.import_checkpoint, "xlnet-base-cased imported --format huggingface"),

@@ -1,8 +1,9 @@
-"""`prepare` and `pretrain`."""
+"""`prepare`, `pretrain` and `plot`."""
 
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from xltrain import console
 from xltrain.commands.options import AsJson, ConfigPath, Overrides
 from xltrain.errors import UsageError
+
+CURVES = Path("curves.png")
 
 
 def prepare(
@@ -108,3 +111,14 @@ def pretrain(
     if loaded.objective.name == "permutation" and (reasons := reasons_against(loaded)):
         console.say(f"note: this model has no huggingface export: {'; '.join(reasons)}")
     train(loaded, resume=resume, overwrite=overwrite, peers=peers)
+
+
+def plot(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    output: Annotated[Path, typer.Option(metavar="PNG", help="File to write.")] = CURVES,
+) -> None:
+    """Draw loss, perplexity, learning rate, gradient norm and speed of several runs on shared axes."""
+    from xltrain.training.curves import plot as draw
+
+    draw(runs, output)
+    print(output)

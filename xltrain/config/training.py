@@ -122,6 +122,8 @@ class LoggingConfig(Section):
 
     every: Count = 50
     """Steps between lines of `metrics.jsonl` and, without a terminal, of the log."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard into `tensorboard/` of the run's folder as well."""
 
 
 class DistributedConfig(Section):

@@ -19,6 +19,8 @@ from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluat
 from xltrain.training.build import autocast, count_parameters, one_pair_per_row
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal
+from xltrain.training.failures import explained
+from xltrain.training.flops import Work
 from xltrain.training.guard import PATIENCE, Skips
 from xltrain.training.live import Run
 from xltrain.training.optimizer import set_lr
@@ -53,8 +55,10 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
         folder = Path(peers.from_first("files", lambda: str(start_files(config, start.checkpoint))))
-        _introduce(run, start)
-        _train(run, folder)
+        work = Work.of(config, vocab_size=run.tokenizer.vocab_size, place=place)
+        _introduce(run, start, work)
+        with explained(config):
+            _train(run, folder, work)
     except RuntimeError as error:
         if place.world_size > 1 and lost_peers(error):
             raise XltrainError("another process of this run has ended, see its message; --resume continues") from error
@@ -110,12 +114,13 @@ def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> 
     }
 
 
-def _introduce(run: Run, start: Start) -> None:
+def _introduce(run: Run, start: Start, work: Work) -> None:
     for line in start_lines(
         run.config,
         place=run.place,
         dealt=run.deal,
         parameters=count_parameters(run.model),
+        work=work,
         notes=run.stream.notes(),
     ):
         console.say(line)
@@ -125,11 +130,15 @@ def _introduce(run: Run, start: Start) -> None:
         console.say(f"starting from the weights of {start.origin.folder}; its model section and tokenizer are used")
 
 
-def _train(run: Run, folder: Path) -> None:
+def _train(run: Run, folder: Path, work: Work) -> None:
     """From where the run stands to its last step, or to where a signal stops it."""
     first = run.place.rank == 0
     reporter = Reporter(
-        folder if first else None, run.config, first_step=run.progress.step, skipped=run.progress.skipped
+        folder if first else None,
+        run.config,
+        first_step=run.progress.step,
+        work=work,
+        skipped=run.progress.skipped,
     )
     saver = Saver(folder, run.place, keep=run.config.checkpoint.keep)
     try:

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object per line, for people's own plots."""
+"""Where numbers of a run go: ``metrics.jsonl``, one JSON object per line, and TensorBoard where wanted."""
 
 import json
 from pathlib import Path
@@ -6,19 +6,42 @@ from typing import Any
 
 
 class MetricsFile:
-    """Appends lines; a resumed run first drops the lines of steps that it will do again. No path: nothing is kept."""
+    """Appends lines; a resumed run first drops the lines of steps that it will do again."""
 
-    def __init__(self, path: Path | None, *, from_step: int) -> None:
+    def __init__(self, path: Path, *, from_step: int) -> None:
         self.path = path
-        if path is not None and path.exists():
+        if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= from_step]
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
     def write(self, **values: Any) -> None:
-        if self.path is None:
-            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+
+    def close(self) -> None:
+        """Every line was written as it came."""
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a ``metrics.jsonl``, without one that was cut short."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < float("inf")]
+
+
+class TensorBoard:
+    """Event files under ``folder``; a resumed run replaces the steps that it does again."""
+
+    def __init__(self, folder: Path, *, from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=from_step + 1)
+
+    def write(self, *, step: int, **values: Any) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def _step(line: str) -> float:

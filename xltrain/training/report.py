@@ -9,9 +9,11 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.distributed import Place
 from xltrain.model.attention import choose_backend
+from xltrain.training.curves import plot_run
 from xltrain.training.dealing import Deal
+from xltrain.training.flops import Work
 from xltrain.training.guard import Skips
-from xltrain.training.metrics import MetricsFile
+from xltrain.training.metrics import MetricsFile, TensorBoard
 
 
 def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
@@ -31,12 +33,15 @@ def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
     ]
 
 
-def start_lines(config: Config, *, place: Place, dealt: Deal, parameters: int, notes: list[str]) -> list[str]:
+def start_lines(
+    config: Config, *, place: Place, dealt: Deal, parameters: int, work: Work, notes: list[str]
+) -> list[str]:
     """The header of a run; ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
     return [
         f"device              {place.device}, precision {_precision(config)}, attention {backend}",
         *shape_lines(config, dealt, parameters=parameters),
+        f"work                {work}",
         f"files               {config.run.folder}",
         *notes,
     ]
@@ -60,15 +65,24 @@ class Reporter:
     folder: Path | None
     config: Config
     first_step: int
+    work: Work
     skipped: int = 0
 
     def __post_init__(self) -> None:
-        self._metrics = MetricsFile(self.folder and self.folder / "metrics.jsonl", from_step=self.first_step)
+        self._sinks: list[MetricsFile | TensorBoard] = []
+        if self.folder is not None:
+            self._sinks.append(MetricsFile(self.folder / "metrics.jsonl", from_step=self.first_step))
+            if self.config.logging.tensorboard:
+                self._sinks.append(TensorBoard(self.folder / "tensorboard", from_step=self.first_step))
         total = self.config.training.max_steps
         self._bar = console.bar(total=total, initial=self.first_step, unit="step", description="pretrain")
         self._begin = time.perf_counter()
         self._unlogged_since = self._begin
-        self._skipped = self.skipped
+        self._skipped, self._logged = self.skipped, False
+
+    def _write(self, *, step: int, **values: float | None) -> None:
+        for sink in self._sinks:
+            sink.write(step=step, **values)
 
     def tick(self) -> None:
         self._bar.update(1)
@@ -87,8 +101,9 @@ class Reporter:
         """A line of training metrics; ``new_tokens`` were read since the last one. No loss: no step counted."""
         now = time.perf_counter()
         rate = new_tokens / max(now - self._unlogged_since, 1e-9)
-        self._unlogged_since = now
-        self._metrics.write(
+        self._unlogged_since, self._logged = now, True
+        mfu = self.work.utilisation(rate)
+        self._write(
             step=step,
             loss=loss,
             lr=lr,
@@ -96,24 +111,26 @@ class Reporter:
             skipped=skips.total,
             tokens_seen=tokens_seen,
             tokens_per_second=round(rate, 1),
+            **({} if mfu is None else {"mfu": round(mfu, 4)}),
         )
         shown = "-" if loss is None else f"{loss:.4f}"
         if skips.total > self._skipped:
             new = skips.total - self._skipped
             console.warn(f"step {step:,}: {new:,} step(s) since the last line were left out ({skips} in all)")
             self._skipped = skips.total
-        self._bar.set_postfix_str(f"loss {shown}, lr {lr:.2e}, {rate:,.0f} tok/s")
+        speed = f"{rate:,.0f} tokens/s" + ("" if mfu is None else f", {mfu:.0%} of peak")
+        self._bar.set_postfix_str(f"loss {shown}, lr {lr:.2e}, {speed}")
         if self._bar.disable:
             done = max(1, step - self.first_step)
             left = (now - self._begin) / done * (self.config.training.max_steps - step)
             console.say(
                 f"step {step:,}/{self.config.training.max_steps:,}  loss {shown}  lr {lr:.3e}  "
-                f"grad_norm {grad_norm:.3f}  {rate:,.0f} tokens/s  {console.duration(left)} left"
+                f"grad_norm {grad_norm:.3f}  {speed}  {console.duration(left)} left"
             )
 
     def validated(self, *, step: int, loss: float, unigram_loss: float) -> None:
         ppl = math.exp(loss) if loss < 700 else None  # JSON has no infinity
-        self._metrics.write(step=step, validation_loss=_finite(loss), validation_ppl=ppl, unigram_loss=unigram_loss)
+        self._write(step=step, validation_loss=_finite(loss), validation_ppl=ppl, unigram_loss=unigram_loss)
         shown = "-" if ppl is None else f"{ppl:.2f}"
         console.say(f"step {step:,}  validation loss {loss:.4f}  ppl {shown}  (unigram loss {unigram_loss:.4f})")
 
@@ -122,4 +139,12 @@ class Reporter:
         self._unlogged_since += seconds
 
     def close(self) -> None:
+        """End bar and files; draw the curves of what was logged."""
         self._bar.close()
+        for sink in self._sinks:
+            sink.close()
+        if self._logged and self.folder is not None:
+            try:
+                console.say(f"curves are in {plot_run(self.folder)}")
+            except OSError as error:  # a full disk is no reason to hide what else went wrong
+                console.warn(f"the curves could not be drawn: {error}")
