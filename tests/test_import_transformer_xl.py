@@ -3,7 +3,9 @@
 ``tests/golden`` holds weights and outputs of the original PyTorch code; the files around them are made here.
 """
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import foreign
 import pytest
 import torch
 from conftest import Outcome
+from safetensors.torch import load_file
 from test_transformer_xl_golden import segment_of
 from torch import Tensor
 
@@ -34,8 +37,9 @@ WRITERS: dict[str, tuple[Callable[..., Path], Callable[[Path, Path | None], Impo
 }
 
 
-def losses(model: LanguageModel, config: dict[str, Any], tokens: Tensor) -> list[Tensor]:
-    memory = model.empty_memory(rows=tokens.shape[0], mem_len=config["mem_len"])
+def losses(model: LanguageModel, config: dict[str, Any], tokens: Tensor, *, cached: bool = False) -> list[Tensor]:
+    make = model.empty_cache if cached else model.empty_memory
+    memory: Any = make(rows=tokens.shape[0], mem_len=config["mem_len"])
     found = []
     for number in range(4):
         segment = segment_of(tokens, number, config["seq_len"])
@@ -122,6 +126,60 @@ def test_transformers_biases_of_layers_and_its_older_weights(tmp_path: Path) -> 
     assert read_transfo_xl(tied, None).sections["model"]["tie_position_bias"]
     assert imported.initial_memory == "zeros"
     assert torch.equal(imported.weights["softmax.cluster_bias"], weights["crit.cluster_bias"].flip(0))
+
+
+LENGTHS = {"seq_len": 8, "mem_len": 12}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_losses_that_transformers_itself_computed(cached: bool, cli: Cli, tmp_path: Path) -> None:
+    """Written and computed by transformers 4.30.2, whose memory begins as zeros that rows attend to."""
+    source = foreign.GOLDEN / "transfo_xl"
+    expected = load_file(source / "expected.safetensors")
+    wanted = torch.stack([expected[f"nll.{number}"] for number in range(4)])
+    found = {}
+    for policy in ("absent", "zeros"):
+        outcome = cli("import-checkpoint", source, tmp_path / policy, "--initial-memory", policy, "--json")
+        assert outcome.status == 0, outcome.err
+        reported = json.loads(outcome.out)
+        assert (reported["initial_memory"], reported["initial_memory_there"]) == (policy, "zeros")
+        assert ("--initial-memory zeros" in outcome.err) == (policy == "absent")
+        model = find_checkpoint(tmp_path / policy).model(CPU).eval()
+        found[policy] = torch.stack(losses(model, LENGTHS, expected["tokens"], cached=cached))
+    torch.testing.assert_close(found["zeros"], wanted, rtol=0, atol=1e-5)
+    apart = (found["absent"] - wanted).abs().amax(dim=(1, 2))
+    assert apart[0] > 0.1
+    assert apart[3] < 1e-5  # rows see 12 keys in each of two layers, so what was before is forgotten by then
+
+
+def test_zeros_return_where_a_row_starts_anew(cli: Cli, tmp_path: Path) -> None:
+    source = foreign.GOLDEN / "transfo_xl"
+    tokens = load_file(source / "expected.safetensors")["tokens"]
+    assert cli("import-checkpoint", source, tmp_path / "out", "--initial-memory", "zeros").status == 0
+    model = find_checkpoint(tmp_path / "out").model(CPU).eval()
+    first = losses(model, LENGTHS, tokens)[0]
+    for make in (model.empty_memory, model.empty_cache):
+        memory: Any = make(rows=2, mem_len=12)
+        for number, fresh in enumerate((True, False, True)):
+            segment = segment_of(tokens, number % 2, 8)
+            segment = replace(segment, fresh=torch.tensor([fresh, False]))
+            with torch.no_grad():
+                plan = Causal().plan(segment, Draw(0, 0, torch.arange(2)))
+                nll, memory = model(**plan.model_inputs(), memory=memory)
+        torch.testing.assert_close(nll[0], first[0], rtol=0, atol=1e-5)
+        assert (nll[1] - first[1]).abs().max() > 0.01
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w4 w5\n" * 30, encoding="utf-8")
+    outcome = cli("eval-ppl", tmp_path / "out", "--data", text, "--batch-size", 1, "--json")
+    assert outcome.status == 0, outcome.err
+
+
+def test_zeros_need_keys_that_are_zero(cli: Cli, tmp_path: Path) -> None:
+    config, tensors = foreign.read_golden("txl_pre_norm")
+    folder = foreign.write_transfo_xl(tmp_path / "pre", config, foreign.weights_of(tensors))
+    outcome = cli("import-checkpoint", folder, tmp_path / "out", "--initial-memory", "zeros")
+    assert "segments.initial_memory: zeros need model.norm_position post" in outcome.sentence()
+    assert "choose absent, zeros" in cli("import-checkpoint", folder, "out", "--initial-memory", "no").sentence()
 
 
 def test_words_keep_their_ids_and_text_is_evaluated(cli: Cli, tmp_path: Path) -> None:

@@ -223,13 +223,36 @@ def test_tensorflow_to_ours_to_transformers(spiece: Path, cli: Cli, tmp_path: Pa
     outcome = cli("import-checkpoint", folder, tmp_path / "imported", "--json")
     assert outcome.status == 0, outcome.err
     found = json.loads(outcome.out)
-    assert (found["format"], found["initial_memory"]) == ("tensorflow-xlnet", "zeros")
+    assert (found["format"], found["initial_memory_there"]) == ("tensorflow-xlnet", "zeros")
     assert "2 variables of the optimizer are left out" in outcome.err
     config = find_checkpoint(tmp_path / "imported").config()
     assert (config.model.activation, config.segments.mem_len) == ("gelu_tanh", 384)
     assert cli("export-checkpoint", tmp_path / "imported", tmp_path / "exported").status == 0
     written = load_file(tmp_path / "exported" / "model.safetensors")
     equal(written, of_transformers(foreign.tensorflow_variables(foreign.TENSORFLOW), 2))
+
+
+def test_text_is_cleaned_as_xlnet_does(spiece: Path, corpus: corpora.Corpus, cli: Cli, tmp_path: Path) -> None:
+    save_transformers(tmp_path / "theirs", spiece)
+    for name, settings, wanted in (
+        ("plain", {}, ["tokenizer.quotes", "tokenizer.strip_accents"]),
+        ("lower", {"do_lower_case": True, "keep_accents": True}, ["tokenizer.quotes", "tokenizer.lower"]),
+    ):
+        folder = shutil.copytree(tmp_path / "theirs", tmp_path / f"theirs-{name}")
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        assert cli("import-checkpoint", folder, tmp_path / name).status == 0
+        tokenizer = find_checkpoint(tmp_path / name).tokenizer()
+        assert isinstance(tokenizer, SentencePieceTokenizer)
+        assert tokenizer.cleanup.names() == wanted
+        data = corpora.settings(corpus.valid, tmp_path / f"more-{name}")
+        del data["tokenizer"], data["model"]
+        data["run"]["init_from"] = str(tmp_path / name)
+        store = prepare(load_config(corpora.write_config(tmp_path / f"{name}.yaml", data))).store
+        assert store.tokenizer().files() == tokenizer.files()  # a continued training cuts text in the same way
+        exported = tmp_path / f"exported-{name}"
+        assert cli("export-checkpoint", tmp_path / name, exported, "--no-verify").status == 0
+        assert cli("import-checkpoint", exported, tmp_path / f"again-{name}").status == 0
+        assert find_checkpoint(tmp_path / f"again-{name}").tokenizer().files() == tokenizer.files()
 
 
 @pytest.mark.parametrize("name", ["xlnet_model.ckpt", "xlnet_model.ckpt.index", "xlnet_model.ckpt.data-00000-of-00001"])

@@ -62,13 +62,24 @@ def import_checkpoint(
         Path | None,
         typer.Option(metavar="FILE", help="The vocabulary, where it does not lie beside the weights."),
     ] = None,
+    initial_memory: Annotated[
+        str,
+        typer.Option(help="Before anything was read, rows see nothing (absent), or zeros as in transformers 4 and TF."),
+    ] = "absent",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier import in OUTPUT_DIR.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn another program's checkpoint into one of ours, to evaluate, to continue (run.init_from) or to export."""
     from xltrain.interop.import_checkpoint import import_checkpoint as run
 
-    found = run(source, output, format_name=format_, vocabulary=vocabulary, overwrite=overwrite)
+    found = run(
+        source,
+        output,
+        format_name=format_,
+        vocabulary=vocabulary,
+        initial_memory=initial_memory,
+        overwrite=overwrite,
+    )
     if not as_json:
         found.pop("notes")  # said already
     show(found, as_json)

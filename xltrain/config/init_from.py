@@ -22,6 +22,9 @@ TOKENIZER_FILES = {
 MAY_DIFFER = {"dropout", "attention_dropout", "attention_backend", "clamp_len", "same_length"}
 """Keys of the model section that change no weight and no shape."""
 
+CUTS = ("kind", "vocab_size", "eos", "lower", "quotes", "strip_accents", "split_digit_commas")
+"""Keys of the tokenizer section that decide, with its file, how text is cut."""
+
 KEY = "run.init_from"
 
 
@@ -40,7 +43,7 @@ def take_over(data: dict[str, Any], origin: Config, folder: Path) -> list[Proble
     problems: list[Problem] = []
     tokenizer = dict(data.get("tokenizer") or {})
     file_name = TOKENIZER_FILES[origin.tokenizer.kind]
-    for key in ("kind", "vocab_size"):
+    for key in CUTS:
         wanted, given = getattr(origin.tokenizer, key), tokenizer.get(key)
         if given is not None and wanted is not None and given != wanted:
             problems.append((f"tokenizer.{key}", _differs(given, wanted, folder)))

@@ -105,6 +105,14 @@ class Config(Section):
             )
         if model.same_length and segments.mem_len == 0:
             found.append(("model.same_length", "it needs segments.mem_len above 0: that is the number of keys seen"))
+        if segments.initial_memory == "zeros" and (model.norm_position, model.attention_bias) != ("post", False):
+            found.append(
+                (
+                    "segments.initial_memory",
+                    "zeros need model.norm_position post and no attention_bias, so that their keys are zero too; "
+                    "choose absent",
+                )
+            )
         if segments.reuse_len:
             if objective.name != "permutation":
                 found.append(("segments.reuse_len", f"it needs objective.name permutation, not {objective.name}"))

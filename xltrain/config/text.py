@@ -179,6 +179,9 @@ class SegmentsConfig(Section):
     layout: Literal["stream", "pair"] = "stream"
     """`stream`: text as it follows; `pair`: XLNet's windows, a reused part and then two texts, of which the second
     follows the first or comes from elsewhere, each closed by `<sep>`, and `<cls>` (permutation, with a `reuse_len`)."""
+    initial_memory: Literal["absent", "zeros"] = "absent"
+    """What rows see of memory before anything was read: nothing, or `mem_len` states of zero that take part in
+    attention, as in TensorFlow's and transformers' Transformer-XL (to compare with their numbers)."""
     reuse_len: Length = 0
     """Of a segment, only this many tokens enter memory and the rest is read again (permutation); 0: all of it."""
     bidirectional: bool = False

@@ -245,6 +245,10 @@ def reasons_against(config: Config) -> list[str]:
         found.append(f"model.activation is {model.activation}: XLNet's are {', '.join(ACTIVATIONS)}")
     if model.adaptive.cutoffs:
         found.append("model.adaptive has cutoffs: XLNet has one embedding table and one softmax")
+    if config.segments.initial_memory != "absent":
+        found.append(
+            f"segments.initial_memory is {config.segments.initial_memory}: transformers' XLNet begins without memory"
+        )
     for key, (wanted, why) in REQUIRED.items():
         value = getattr(model, key)
         if value != wanted:

@@ -18,6 +18,8 @@ from xltrain import console
 from xltrain.config.init_from import TOKENIZER_FILES
 from xltrain.config.load import dump_config, validate
 from xltrain.config.schema import Config
+from xltrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
+from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.interop import readers
 from xltrain.interop.folder import check_output, replacing
@@ -28,7 +30,12 @@ from xltrain.training.checkpoint import MARK, load_weights, mark_complete
 ABOUT = "imported.json"
 """Says where an imported checkpoint comes from."""
 
-FILES = {"config.yaml", "model.safetensors", ABOUT, MARK, *TOKENIZER_FILES.values()}
+INITIAL_MEMORY = ("absent", "zeros")
+
+FILES = {
+    *("config.yaml", "model.safetensors", ABOUT, MARK),
+    *(*TOKENIZER_FILES.values(), SentencePieceTokenizer.cleanup_name),
+}
 """Every name that an import may have written."""
 
 FORMATS: dict[str, tuple[Callable[[Path, Path | None], Imported], str]] = {
@@ -49,7 +56,13 @@ _PICKLES = {
 
 
 def import_checkpoint(
-    source: Path, output: Path, *, format_name: str, vocabulary: Path | None, overwrite: bool
+    source: Path,
+    output: Path,
+    *,
+    format_name: str,
+    vocabulary: Path | None,
+    initial_memory: str,
+    overwrite: bool,
 ) -> dict[str, Any]:
     """Write ``output``; arguments as the command's options.
 
@@ -59,6 +72,9 @@ def import_checkpoint(
     """
     if format_name not in ("auto", *FORMATS):
         raise UsageError(f"--format: {format_name!r} is not allowed; choose auto, {', '.join(FORMATS)}")
+    if initial_memory not in INITIAL_MEMORY:
+        allowed = ", ".join(INITIAL_MEMORY)
+        raise UsageError(f"--initial-memory: {initial_memory!r} is not allowed; choose {allowed}")
     check_output(
         output,
         overwrite=overwrite,
@@ -70,17 +86,23 @@ def import_checkpoint(
     name, path = find_source(source, format_name)
     reader, _ = FORMATS[name]
     imported = reader(path, vocabulary)
-    config = configuration(imported, path)
+    config = configuration(imported, path, initial_memory=initial_memory)
     check_weights(imported, config, path)
     precisions = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in imported.weights.values()})
     notes = list(imported.notes)
+    if imported.initial_memory == "zeros" and initial_memory == "absent" and config.objective.name == "causal":
+        notes.append(
+            "there, memory begins as zeros that rows attend to, and here as nothing, so the first tokens of a text "
+            "have other losses; --initial-memory zeros imports it as it is there"
+        )
     if precisions != ["float32"]:
         notes.append(f"weights are kept in float32; they were stored in {', '.join(precisions)}")
     about = {
         "imported_by": f"xltrain {version('xltrain')}",
         "format": imported.format,
         "source": str(path.resolve()),
-        "initial_memory": imported.initial_memory,
+        "initial_memory": initial_memory,
+        "initial_memory_there": imported.initial_memory,
         "notes": notes,
     }
     with replacing(output, what="the import") as folder:
@@ -93,7 +115,8 @@ def import_checkpoint(
         "source": str(path),
         "parameters": sum(tensor.numel() for tensor in imported.weights.values()),
         "vocab_size": imported.tokenizer.vocab_size,
-        "initial_memory": imported.initial_memory,
+        "initial_memory": initial_memory,
+        "initial_memory_there": imported.initial_memory,
         "notes": notes,
     }
 
@@ -155,7 +178,7 @@ def _as_asked(found: str, path: Path, asked: str) -> tuple[str, Path]:
     return found, path
 
 
-def configuration(imported: Imported, source: Path) -> Config:
+def configuration(imported: Imported, source: Path, *, initial_memory: str = "absent") -> Config:
     """A configuration of which the checkpoint is one.
 
     Raises:
@@ -166,13 +189,23 @@ def configuration(imported: Imported, source: Path) -> Config:
         {
             "run": {"name": "imported"},
             "corpus": {"train": [f"(unknown: imported from {source.name})"]},
-            "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+            "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size} | _tokenizer_keys(tokenizer),
             **imported.sections,
+            "segments": imported.sections["segments"] | {"initial_memory": initial_memory},
         }
     )
     if problems or config is None:
         raise UsageError(f"{source}: makes no model here: {'; '.join(f'{key}: {text}' for key, text in problems)}")
     return config
+
+
+def _tokenizer_keys(tokenizer: Tokenizer) -> dict[str, bool]:
+    """What a configuration says of how text is cut."""
+    if isinstance(tokenizer, WordTokenizer):
+        return {"eos": tokenizer.eos, "lower": tokenizer.lower}
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return {name.removeprefix("tokenizer."): True for name in tokenizer.cleanup.names()}
+    return {}
 
 
 def check_weights(imported: Imported, config: Config, source: Path) -> None:

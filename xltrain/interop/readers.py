@@ -15,7 +15,7 @@ from xltrain.interop import tensorflow, transformer_xl, xlnet_import
 from xltrain.interop.bundle import Bundle
 from xltrain.interop.imported import Imported, Settings, listed, read_json, require_names, vocabulary_size
 from xltrain.interop.pickles import BAGS, Bag, read_torch, tensors_of
-from xltrain.interop.tokenizer_import import read_folder_tokenizer
+from xltrain.interop.tokenizer_import import read_folder_tokenizer, read_original_tokenizer
 from xltrain.interop.transformer_xl import Layout, find_ties, from_original
 from xltrain.interop.words import find_words, words_of
 
@@ -41,7 +41,7 @@ def read_tensorflow_xlnet(prefix: Path, vocabulary: Path | None) -> Imported:
     """``xlnet_config.json``, ``spiece.model`` and the TensorFlow checkpoint of the original XLNet."""
     folder = prefix.parent
     settings = Settings(read_json(folder / "xlnet_config.json"), folder / "xlnet_config.json")
-    tokenizer = read_folder_tokenizer(folder, given=vocabulary)
+    tokenizer = read_original_tokenizer(folder, given=vocabulary)
     bundle, num_layers = Bundle(prefix), settings.count("n_layer")
     left = {name for name in bundle.entries if tensorflow.is_of_the_optimizer(name)}
     wanted = tensorflow.wanted_variables(num_layers, present=bundle.entries)
@@ -55,7 +55,7 @@ def read_tensorflow_xlnet(prefix: Path, vocabulary: Path | None) -> Imported:
         activations={"gelu": "gelu_tanh", "relu": "relu"},  # the original's gelu is the tanh form
         name="tensorflow-xlnet",
         initial_memory="zeros",
-        notes=(*notes, "text is tokenised as it is: the original also replaced `` and '' by \" and stripped accents"),
+        notes=tuple(notes),
     )
 
 
@@ -106,11 +106,7 @@ def read_transfo_xl(folder: Path, vocabulary: Path | None) -> Imported:
         tokenizer=find_words(folder, vocabulary),
         name="transfo-xl",
         initial_memory="zeros",
-        notes=(
-            "transformers begins with a memory of zeros that rows attend to, xltrain with none: numbers of the first "
-            "mem_len tokens of a text differ, later ones hardly",
-            "TransfoXLTokenizer splits punctuation off (Moses); xltrain reads words between white space",
-        ),
+        notes=("TransfoXLTokenizer splits punctuation off (Moses); xltrain reads words between white space",),
     )
 
 

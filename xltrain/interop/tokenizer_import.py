@@ -1,10 +1,12 @@
 """Tokenizers of transformers' folders, as ours: ``spiece.model`` as it is, ``tokenizer.json`` rebuilt."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from xltrain.data.cleanup import CleanUp
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer, Tokenizer
 from xltrain.data.words import ByteTokenizer
 from xltrain.errors import UsageError
@@ -15,8 +17,13 @@ from xltrain.interop.tokenizer import byte_names
 NAMES = ("spiece.model", "tokenizer.json")
 
 
-def read_folder_tokenizer(folder: Path, *, given: Path | None) -> Tokenizer:
+def read_folder_tokenizer(folder: Path, *, given: Path | None, cleanup: CleanUp | None = None) -> Tokenizer:
     """The tokenizer of a folder, or that of the file that was given instead.
+
+    Args:
+        folder: of the model.
+        given: a file that is read instead.
+        cleanup: what text goes through first; None: what the folder says.
 
     Raises:
         UsageError: if there is none, or it is of a kind that xltrain has not.
@@ -24,18 +31,43 @@ def read_folder_tokenizer(folder: Path, *, given: Path | None) -> Tokenizer:
     path = given or next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
         raise UsageError(f"{folder}: holds no tokenizer ({' or '.join(NAMES)}); give its file by --vocabulary")
+    cleanup = cleanup_of(folder) if cleanup is None else cleanup
     if path.suffix == ".json":
-        return from_tokenizer_json(read_json(path), path)
+        return from_tokenizer_json(read_json(path), path, cleanup=cleanup)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     if not data:  # sentencepiece would take this for a model without pieces
         raise UsageError(f"{path}: is empty")
-    return SentencePieceTokenizer(data, source=str(path))
+    return SentencePieceTokenizer(data, source=str(path), cleanup=cleanup)
 
 
-def from_tokenizer_json(content: Mapping[str, Any], path: Path) -> Tokenizer:
+def cleanup_of(folder: Path) -> CleanUp:
+    """What text goes through before it is cut, as ``tokenizer.json`` says, or else as transformers' XLNet has it."""
+    if (folder / "tokenizer.json").is_file():
+        steps = list(_steps(read_json(folder / "tokenizer.json").get("normalizer")))
+        kinds = {step.get("type") for step in steps}
+        replaced = [step.get("pattern") for step in steps if step.get("type") == "Replace"]
+        return CleanUp(quotes={"String": "``"} in replaced, accents="NFKD" in kinds, lower="Lowercase" in kinds)
+    path = folder / "tokenizer_config.json"
+    said = read_json(path) if path.is_file() else {}
+    return CleanUp(
+        quotes=True, accents=not said.get("keep_accents", False), lower=bool(said.get("do_lower_case", False))
+    )
+
+
+def read_original_tokenizer(folder: Path, *, given: Path | None) -> Tokenizer:
+    """``spiece.model`` with the clean-up of the original XLNet code."""
+    found = read_folder_tokenizer(folder, given=given, cleanup=CleanUp(quotes=True, accents=True))
+    if isinstance(found, SentencePieceTokenizer):
+        pieces = map(found.piece, range(found.vocab_size))
+        if any(piece[-1] == "," and piece[-2:-1].isdigit() for piece in pieces if piece):
+            return SentencePieceTokenizer(found.model, cleanup=replace(found.cleanup, digit_commas=True))
+    return found
+
+
+def from_tokenizer_json(content: Mapping[str, Any], path: Path, *, cleanup: CleanUp | None = None) -> Tokenizer:
     """What ``tokenizer.json`` says: a unigram vocabulary, or one of single characters or bytes that xltrain exported.
 
     Raises:
@@ -81,10 +113,14 @@ def _unigram(content: Mapping[str, Any], vocabulary: list[Any], *, unk: object, 
 
 
 def _charsmap(normalizer: Any) -> bytes:
-    """The compiled normalisation of the first ``Precompiled`` step; empty if there is none."""
-    if not isinstance(normalizer, dict):
-        return b""
-    if normalizer.get("type") == "Precompiled":
-        return base64.b64decode(normalizer.get("precompiled_charsmap") or "")
-    steps = normalizer.get("normalizers")
-    return next(filter(None, map(_charsmap, steps)), b"") if isinstance(steps, list) else b""
+    """The compiled normalisation; empty if there is none."""
+    found = (step.get("precompiled_charsmap") for step in _steps(normalizer) if step.get("type") == "Precompiled")
+    return base64.b64decode(next(found, None) or "")
+
+
+def _steps(normalizer: Any) -> Iterator[dict[str, Any]]:
+    """Every step of a normaliser, those of sequences too."""
+    if isinstance(normalizer, dict):
+        yield normalizer
+        for inner in normalizer.get("normalizers") or []:
+            yield from _steps(inner)

@@ -136,6 +136,14 @@ class Cache:
         """Forget everything in the rows where ``fresh`` (B,) is true, each row on its own."""
         return replace(self, length=self.length.masked_fill(fresh, 0))
 
+    def cleared(self) -> "Cache":
+        """Zero keys and values in the slots that are not valid."""
+        window = slice(self.end - self.mem_len, self.end)
+        absent = ~self.valid()[:, None, :, None]  # (B, 1, M, 1)
+        keys_values = self.buffer.keys_values[..., window, :].masked_fill(absent, 0.0)  # (L, 2, B, N, M, H)
+        buffer = _Buffer(keys_values, self.document.clone(), end=self.mem_len)
+        return replace(self, buffer=buffer, end=self.mem_len)
+
     def selected(self, rows: Tensor) -> "Cache":
         """The rows of these numbers (B',), in this order; one may be taken several times."""
         window = slice(self.end - self.mem_len, self.end)

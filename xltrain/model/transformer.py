@@ -58,6 +58,7 @@ class LanguageModel(nn.Module):
         same_length: bool = False,
         positions: str = "relative",
         max_positions: int = 0,
+        initial_memory: str = "absent",
         norm: str = "layer_norm",
         norm_position: str = "post",
         norm_eps: float = 1e-12,
@@ -81,6 +82,7 @@ class LanguageModel(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.recompute = recompute
         self.clamp_len, self.same_length, self.positions = clamp_len, same_length, positions
+        self.zeros_at_first = initial_memory == "zeros"
         self.scale = d_model**0.5 if scale_embeddings else 1.0
         self.embedding: nn.Embedding | AdaptiveEmbedding
         self.softmax: Softmax | AdaptiveSoftmax
@@ -236,6 +238,8 @@ class LanguageModel(nn.Module):
             predict = torch.arange(seq_len, device=tokens.device).expand_as(tokens)
         if fresh is not None:
             memory = memory.restarted(fresh)
+            if self.zeros_at_first and isinstance(memory, Cache):
+                memory = memory.cleared()
         slots = predict if stream == "query" else None
 
         rows = self.embedding(tokens)  # (B, T, D)
@@ -336,7 +340,7 @@ class LanguageModel(nn.Module):
         slots = predict if stream == "query" else None
         visibility = Visibility.of_segment(
             order=order,
-            memory_valid=memory.valid(),
+            memory_valid=torch.ones_like(memory.valid()) if self.zeros_at_first else memory.valid(),
             document=document,
             memory_document=memory.document if document is not None else None,
             slots=slots,

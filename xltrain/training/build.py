@@ -65,6 +65,7 @@ def model_arguments(config: Config, *, vocab_size: int) -> dict[str, Any]:
         "same_length": wanted.same_length,
         "positions": wanted.positions,
         "max_positions": config.segments.seq_len,
+        "initial_memory": config.segments.initial_memory,
         "norm": wanted.norm,
         "norm_position": wanted.norm_position,
         "norm_eps": wanted.norm_eps,
