@@ -21,7 +21,6 @@ from xltrain.data.prepare import prepare
 from xltrain.data.tokenizer import SentencePieceTokenizer
 from xltrain.distributed import find_place
 from xltrain.interop.bundle import Bundle, crc32c
-from xltrain.interop.export import _read_model
 from xltrain.interop.huggingface import plain_weights, xlnet_weights
 from xltrain.interop.imported import Settings
 from xltrain.interop.readers import read_xlnet
@@ -119,8 +118,7 @@ def test_what_transformers_wrote_gives_its_logits(
 ) -> None:
     theirs = save_transformers(tmp_path / "theirs", spiece, **settings)
     assert cli("import-checkpoint", tmp_path / "theirs", tmp_path / "ours").status == 0
-    checkpoint = find_checkpoint(tmp_path / "ours")
-    ours = _read_model(checkpoint, checkpoint.config())
+    ours = find_checkpoint(tmp_path / "ours").model(CPU).eval()
     found = largest_difference(ours, theirs, seq_len=12, mem_len=16, num_predict=5, with_segments=True)
     assert found < 1e-4
 
