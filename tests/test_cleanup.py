@@ -18,7 +18,8 @@ from xltrain.config.load import validate
 from xltrain.data.cleanup import CleanUp
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.prepare import corpus_sources, fingerprints, prepare
-from xltrain.data.tokenizer import SentencePieceTokenizer, train_sentencepiece
+from xltrain.data.subwords import train_sentencepiece
+from xltrain.data.tokenizer import SentencePieceTokenizer
 from xltrain.errors import UsageError
 from xltrain.interop.tokenizer import reasons_against, tokenizer_files
 

@@ -15,11 +15,11 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
+from xltrain.data.subwords import train_sentencepiece
 from xltrain.data.tokenizer import (
     SentencePieceTokenizer,
     Tokenizer,
     train_characters,
-    train_sentencepiece,
 )
 from xltrain.data.words import ByteTokenizer, WordTokenizer
 from xltrain.interop.spiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceModel

@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import corpora
 import numpy as np
@@ -12,12 +13,12 @@ import sentencepiece
 
 from xltrain.data.kinds import load_tokenizer, read_tokenizer
 from xltrain.data.prepare import Prepared, prepare
+from xltrain.data.subwords import _Cut
 from xltrain.data.tokenizer import (
     CONTROLS,
     SPECIALS,
     CharTokenizer,
     Tokenizer,
-    _sentences,
     never_target,
     starts_word,
     train_characters,
@@ -181,13 +182,104 @@ def test_training_twice_gives_the_same_vocabulary(corpus: corpora.Corpus, tmp_pa
     assert (one.folder / "spiece.model").read_bytes() == (two.folder / "spiece.model").read_bytes()
 
 
+# --- what a vocabulary is trained on
+
+
+def test_the_log_says_what_the_vocabulary_is_trained_on(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    store = built(corpus.train, tmp_path, max_sentences=1000, vocab_size=300).store
+    log = capsys.readouterr().err
+    training = store.manifest["training"]
+    assert (training["sentences"], training["available_sentences"]) == (587, 3000)  # 40,000 characters
+    said = "training a sentencepiece vocabulary of 300 pieces on 587 of 3,000 lines, drawn at random "
+    assert said + "(tokenizer.max_sentences allows more)" in log
+    built(written(tmp_path / "long.txt", corpora.chinese_lines(3, 2000, alphabet=40)), tmp_path, vocab_size=51)
+    log = capsys.readouterr().err
+    assert "on 6 of 6 lines; 6 of these are parts of lines that are longer than 4,000 bytes" in log
+
+
+def test_training_does_not_stay_silent(
+    corpus: corpora.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("xltrain.console.SECONDS_BETWEEN_LINES", 0.01)
+    built(corpus.train, tmp_path)
+    assert "of 3,000 lines: 0s so far" in capsys.readouterr().err
+
+
+def test_characters_that_coverage_drops_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines = corpora.chinese_lines(400, 400, alphabet=300)
+    for number in range(60):  # characters that occur once each
+        lines[number] += chr(0x6000 + number)
+    train = written(tmp_path / "train.txt", lines)
+    store = built(train, tmp_path, vocab_size=350, character_coverage=0.9995).store
+    occurring = set("".join(lines))
+    spelled = {store.tokenizer().piece(number) for number in range(store.vocab_size)}
+    dropped = {character for character in occurring if character not in "".join(spelled)}
+    assert {chr(0x6000 + number) for number in range(60)} <= dropped
+    training = store.manifest["training"]
+    assert training["dropped_characters"] == len(dropped)
+    assert training["dropped_occurrences"] == sum("".join(lines).count(character) for character in dropped)
+    assert f"tokenizer.character_coverage 0.9995 drops {len(dropped)} of the {len(occurring)} characters" in (
+        capsys.readouterr().err
+    )
+    whole = built(train, tmp_path, vocab_size=400, character_coverage=1.0).store.manifest["training"]
+    assert (whole["dropped_characters"], whole["dropped_occurrences"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("char", "characters"), ("word", "words")])
+def test_what_a_smaller_vocabulary_lacks_is_counted(tmp_path: Path, kind: str, unit: str):
+    train = written(tmp_path / "t.txt", ["a a a b b c d"])
+    size = {"char": 9 + 3, "word": 1 + 2 + 1}[kind]
+    training = built(train, tmp_path, kind=kind, vocab_size=size).store.manifest["training"]
+    assert training[unit] == {"char": 6, "word": 4}[kind]
+    assert training[f"dropped_{unit}"] == {"char": 3, "word": 2}[kind]
+    assert training["dropped_occurrences"] == {"char": 3, "word": 2}[kind]
+
+
+# --- a model that somebody else trained
+
+
+def foreign_model(corpus: corpora.Corpus, path: Path, **options: Any) -> Path:
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus.train), model_prefix=str(path.with_suffix("")), vocab_size=300, minloglevel=2, **options
+    )
+    return path.with_suffix(".model")
+
+
+def test_special_pieces_of_a_given_model_are_verified(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    spelled = foreign_model(corpus, tmp_path / "spelled.model", user_defined_symbols=["<mask>", "<eop>", "<cls>"])
+    assert refused(corpus.train, tmp_path, path=str(spelled), vocab_size=None) == (
+        f"tokenizer.path: in {spelled}, <cls>, <mask> is no control symbol, so that text could spell it; "
+        "train the model with it among control_symbols, or train one here"
+    )
+    other = foreign_model(corpus, tmp_path / "other.model", control_symbols=["<eod>", "<mask>"])
+    store = built(corpus.train, tmp_path, path=str(other), vocab_size=None).store
+    assert store.tokenizer().eod == 3
+    expected = "no <cls>, no <sep>, no <pad>, <mask> 4 instead of 6, <eod> 3 instead of 7, no <eop>"
+    assert f"note: special pieces of {other} that are not as XLNet has them: {expected}" in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_a_model_that_is_as_xlnets(
+    corpus: corpora.Corpus, spiece: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    built(corpus.train, tmp_path, path=str(spiece), vocab_size=None)
+    assert "special pieces" not in capsys.readouterr().err
+
+
 # --- long lines in vocabulary training
+
+
+def cut_sentences(lines: Iterable[str]) -> list[str]:
+    return list(_Cut().sentences(lines))
 
 
 def test_long_lines_are_cut_at_spaces_and_nothing_is_lost():
     draw = random.Random(5)
     words = ["".join(draw.choices("abcdé語", k=draw.randint(1, 30))) for _ in range(5_000)]
-    pieces = list(_sentences([" ".join(words), "short\n", "  \n"]))
+    pieces = cut_sentences([" ".join(words), "short\n", "  \n"])
     assert max(len(piece.encode("utf-8")) for piece in pieces) <= 4_000
     assert pieces[-1] == "short"
     assert " ".join(pieces[:-1]).split() == words
@@ -195,7 +287,7 @@ def test_long_lines_are_cut_at_spaces_and_nothing_is_lost():
 
 def test_long_lines_without_spaces_are_cut_between_characters():
     line = "".join(corpora.chinese_lines(1, 10_000))
-    pieces = list(_sentences([line]))
+    pieces = cut_sentences([line])
     assert max(len(piece.encode("utf-8")) for piece in pieces) <= 4_000
     assert "".join(pieces) == line
 
@@ -204,7 +296,7 @@ def test_a_very_long_line_takes_time_in_proportion_to_its_length():
     def seconds(length: int) -> float:
         line = "word " * (length // 5)
         begin = time.perf_counter()
-        assert sum(len(piece) + 1 for piece in _sentences([line])) == length
+        assert sum(len(piece) + 1 for piece in cut_sentences([line])) == length
         return time.perf_counter() - begin
 
     seconds(100_000)

@@ -81,8 +81,9 @@ def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, desc
             if shown.disable and (clock := time.monotonic()) - last > SECONDS_BETWEEN_LINES:
                 last = clock
                 rate = (now - first) / max(clock - begin, 1e-9)
-                left = f", {rate / 1e6:,.1f} MB/s, {duration((total - now) / rate)} left" if rate > 0 else ""
-                say(f"{description}: {now / 1e6:,.1f} of {total / 1e6:,.1f} MB ({now / max(total, 1):.0%}){left}")
+                whole = max(total, now)  # what a compressed file holds is an estimate
+                left = f", {rate / 1e6:,.1f} MB/s, {duration((whole - now) / rate)} left" if rate > 0 else ""
+                say(f"{description}: {now / 1e6:,.1f} of {whole / 1e6:,.1f} MB ({now / max(whole, 1):.0%}){left}")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 
 from xltrain import console
 from xltrain.commands.options import AsJson, ConfigPath, Overrides
+from xltrain.commands.report import print_report
 from xltrain.errors import UsageError
 
 CURVES = Path("curves.png")
@@ -55,19 +56,14 @@ def prepare(
         "reused": prepared.reused,
         "folder": str(store.folder),
         "splits": store.manifest["splits"],
+        "dropped": store.manifest["dropped"],
+        "training": store.manifest["training"],
     }
     if as_json:
         print(json.dumps(found))
         return
     print(f"vocabulary {store.vocab_size:,}, store {store.folder}")
-    for name, counts in store.manifest["splits"].items():
-        rate = counts["unknown"] / max(1, counts["tokens"])
-        per_token = counts["characters"] / max(1, counts["tokens"])
-        print(
-            f"{name:<11} {counts['documents']:>9,} documents {counts['lines']:>11,} lines {counts['words']:>12,} words "
-            f"{counts['characters']:>13,} characters {counts['tokens']:>12,} tokens ({per_token:.2f} characters each), "
-            f"unknown {rate:.3%}"
-        )
+    print_report(store.manifest)
 
 
 def _part(given: str | None) -> tuple[int, int] | None:

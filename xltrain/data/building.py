@@ -18,6 +18,8 @@ from xltrain.data.store import FORMAT, boundaries, split_counts, storage_type
 from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.data.workers import write_shards
 
+TRAINING = "training.json"
+"""File beside a new tokenizer with what it was trained on."""
 TOGETHER = "parts"
 """File in the folder of a store that several machines prepare: it is not cleaned away between their starts."""
 
@@ -123,6 +125,7 @@ class Building:
             new.mkdir()
             for name, data in tokenizer.files().items():
                 (new / name).write_bytes(data)
+            (new / TRAINING).write_text(json.dumps(tokenizer.training), encoding="utf-8")
             new.rename(folder)
 
     def finish(self, target: Path, marks: dict[str, str]) -> None:
@@ -151,6 +154,7 @@ class Building:
             "line_ends": line_ends if self.form.keep_lines else None,
             "splits": splits,
             "dropped": dropped,
+            "training": json.loads((self.folder / "tokenizer" / TRAINING).read_text(encoding="utf-8")),
         }
         (new / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)  # somebody deleted a part of it

@@ -6,13 +6,15 @@ from pathlib import Path
 from xltrain import console
 from xltrain.config.text import TokenizerConfig
 from xltrain.data.cleanup import CleanUp
+from xltrain.data.subwords import train_sentencepiece
 from xltrain.data.tokenizer import (
+    CONTROLS,
+    SPECIALS,
     CharTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
     find_piece,
     train_characters,
-    train_sentencepiece,
 )
 from xltrain.data.words import ByteTokenizer, WordTokenizer, train_words
 from xltrain.errors import UsageError
@@ -63,6 +65,32 @@ def read_tokenizer(path: Path, *, kind: str, cleanup: CleanUp | None = None) -> 
     return ByteTokenizer()
 
 
+def check_special_pieces(tokenizer: Tokenizer, *, source: str) -> None:
+    """Refuse a sentencepiece model whose special pieces text could spell; tell where their ids are not XLNet's.
+
+    Raises:
+        UsageError: naming the pieces.
+    """
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return
+    model = tokenizer.processor
+    ids = {piece: model.piece_to_id(piece) for piece in SPECIALS}
+    found = {piece: number for piece, number in ids.items() if model.id_to_piece(number) == piece}
+    ordinary = [piece for piece in CONTROLS if piece in found and not model.is_control(found[piece])]
+    if ordinary:
+        raise UsageError(
+            f"tokenizer.path: in {source}, {', '.join(ordinary)} is no control symbol, so that text could spell it; "
+            "train the model with it among control_symbols, or train one here"
+        )
+    other = [
+        f"{piece} {found[piece]} instead of {number}" if piece in found else f"no {piece}"
+        for number, piece in enumerate(SPECIALS)
+        if found.get(piece) != number
+    ]
+    if other:
+        console.say(f"note: special pieces of {source} that are not as XLNet has them: {', '.join(other)}")
+
+
 def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
     """Make the tokenizer that a configuration asks for from the training text.
 
@@ -75,17 +103,16 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
         return train_characters(lines, vocab_size=wanted.vocab_size)
     if wanted.kind == "word":
         return train_words(lines, vocab_size=wanted.vocab_size, eos=wanted.eos, lower=wanted.lower)
-    with console.busy("training the sentencepiece vocabulary"):
-        return train_sentencepiece(
-            lines,
-            vocab_size=wanted.vocab_size or DEFAULT_PIECES,
-            model_type=wanted.model_type,
-            character_coverage=wanted.character_coverage,
-            normalization=wanted.normalization,
-            user_defined_symbols=wanted.user_defined_symbols,
-            max_sentences=wanted.max_sentences,
-            cleanup=cleanup_of(wanted),
-        )
+    return train_sentencepiece(
+        lines,
+        vocab_size=wanted.vocab_size or DEFAULT_PIECES,
+        model_type=wanted.model_type,
+        character_coverage=wanted.character_coverage,
+        normalization=wanted.normalization,
+        user_defined_symbols=wanted.user_defined_symbols,
+        max_sentences=wanted.max_sentences,
+        cleanup=cleanup_of(wanted),
+    )
 
 
 def column_separator(tokenizer: Tokenizer) -> int | None:

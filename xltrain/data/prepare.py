@@ -14,7 +14,7 @@ from xltrain.config.schema import Config
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest
-from xltrain.data.kinds import cleanup_of, read_tokenizer, train_tokenizer
+from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
@@ -236,6 +236,7 @@ def make_tokenizer(config: Config, sources: list[Source]) -> Tokenizer:
     wanted = config.tokenizer
     if wanted.path is not None:
         found = read_tokenizer(Path(wanted.path).expanduser(), kind=wanted.kind, cleanup=cleanup_of(wanted))
+        check_special_pieces(found, source=wanted.path)
         if wanted.vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"tokenizer.vocab_size: {wanted.vocab_size:,} does not fit {wanted.path}, which has "

@@ -1,19 +1,16 @@
 """Text to ids and back: sentencepiece with XLNet's special ids, or single characters."""
 
-import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from xltrain import console
 from xltrain.data.cleanup import CleanUp, digit_comma_pieces
-from xltrain.data.sampling import draw
 from xltrain.errors import UsageError
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
@@ -22,10 +19,6 @@ SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>"
 CONTROLS = SPECIALS[1:8]
 
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z0-9])")
-
-_AVERAGE_SENTENCE = 40  # characters; bounds the memory that training takes
-
-_LONGEST_SENTENCE = 4000  # bytes; sentencepiece leaves longer ones out of its training, above 4,192
 
 
 class Tokenizer(Protocol):
@@ -37,6 +30,8 @@ class Tokenizer(Protocol):
     """Id of an unknown piece; -1 where there is none."""
     eod: int | None
     """Id that ends a document; None where documents are not marked."""
+    training: dict[str, int]
+    """What the vocabulary was trained on, and what of that it lacks; empty where it was not trained just now."""
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Ids of each line. No id of a control symbol ever comes from text."""
@@ -89,6 +84,7 @@ class SentencePieceTokenizer:
         self.num_threads = -1
         """Threads that encode; -1: one per core."""
         self.cleanup = cleanup or CleanUp()
+        self.training: dict[str, int] = {}
         self._instead: dict[int, list[int]] = {}
         if self.cleanup.digit_commas:
             self._instead = digit_comma_pieces(
@@ -146,6 +142,7 @@ class CharTokenizer:
         self.vocab_size = len(SPECIALS) + len(alphabet)
         self.unk = SPECIALS.index("<unk>")
         self.eod: int | None = SPECIALS.index("<eod>")
+        self.training: dict[str, int] = {}
         self._ids = {character: number for number, character in enumerate(alphabet, start=len(SPECIALS))}
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
@@ -193,113 +190,23 @@ def train_characters(lines: Iterable[str], *, vocab_size: int | None) -> CharTok
         if vocab_size <= len(SPECIALS):
             raise UsageError(f"tokenizer.vocab_size: {vocab_size} leaves no room for characters; allow at least 10")
         frequent = sorted(counts, key=lambda character: (-counts[character], character))
-        counts = dict.fromkeys(frequent[: vocab_size - len(SPECIALS)], 0)
-    return CharTokenizer("".join(sorted(counts)))
+        kept = frequent[: vocab_size - len(SPECIALS)]
+    else:
+        kept = list(counts)
+    tokenizer = CharTokenizer("".join(sorted(kept)))
+    tokenizer.training = left_out("characters", counts, kept)
+    return tokenizer
 
 
-def train_sentencepiece(
-    lines: Iterable[str],
-    *,
-    vocab_size: int,
-    model_type: str,
-    character_coverage: float,
-    normalization: str,
-    user_defined_symbols: Sequence[str],
-    max_sentences: int,
-    cleanup: CleanUp | None = None,
-) -> SentencePieceTokenizer:
-    """Train a model whose first nine pieces are :data:`SPECIALS`.
-
-    Long lines are cut into sentences of at most 4,000 bytes first, at spaces where there are any: sentencepiece would
-    leave them out. At most ``max_sentences`` of these, with 40 characters each on average, are drawn at random, the
-    same whatever the seed of a run; training takes about 25 bytes of memory per character.
-
-    Raises:
-        UsageError: if the text cannot give ``vocab_size`` pieces; it says how many are possible.
-    """
-    import sentencepiece
-
-    sentences = _sentences(lines if cleanup is None else map(cleanup, lines))
-    sample = draw(sentences, most=max_sentences, most_characters=_AVERAGE_SENTENCE * max_sentences)
-    if not sample.is_whole:
-        console.say(
-            f"the vocabulary is trained on {len(sample.sentences):,} of {sample.seen:,} sentences, drawn at random; "
-            "tokenizer.max_sentences allows more"
-        )
-    written = io.BytesIO()
-    failures: list[BaseException] = []
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_watched(sample.consumed(), failures),
-            model_writer=written,
-            vocab_size=vocab_size,
-            model_type=model_type,
-            character_coverage=character_coverage,
-            normalization_rule_name=normalization,
-            control_symbols=list(SPECIALS[3:8]),
-            user_defined_symbols=list(user_defined_symbols),
-            unk_id=0,
-            bos_id=1,
-            eos_id=2,
-            pad_id=-1,
-            minloglevel=2,
-        )
-    except (RuntimeError, SystemError) as error:
-        # What was raised while sentencepiece ran (by a signal) comes back as one of these two, or not at all.
-        cause = failures[0] if failures else error.__cause__
-        if cause is not None:
-            raise cause from None
-        if isinstance(error, SystemError):
-            raise
-        raise UsageError(_explain_training(str(error), vocab_size)) from None
-    if failures:
-        raise failures[0]
-    return SentencePieceTokenizer(written.getvalue(), cleanup=cleanup)
-
-
-def _explain_training(message: str, vocab_size: int) -> str:
-    if found := re.search(r"value <= (\d+)", message):
-        return (
-            f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {int(found[1]):,}; "
-            "lower it, or add text"
-        )
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return (
-            f"tokenizer.vocab_size: {vocab_size:,} is too small for the characters of this text: at least "
-            f"{int(found[1]):,}; raise it, or lower tokenizer.character_coverage"
-        )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return "corpus.train contains no text"
-    return f"sentencepiece could not train the vocabulary: {' '.join(message.split())}"
-
-
-def _watched(items: Iterable[str], failures: list[BaseException]) -> Iterator[str]:
-    """Yield ``items`` and keep what is raised on the way."""
-    try:
-        yield from items
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        failures.append(error)
-        raise
-
-
-def _sentences(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        text = line.strip()
-        if 0 < len(text) <= _LONGEST_SENTENCE // 4:  # too short to need a look at its bytes
-            yield text
-            continue
-        start = 0
-        while start < len(text):
-            # Only the next few characters are looked at, so that a very long line takes time in proportion.
-            head = text[start : start + _LONGEST_SENTENCE].encode("utf-8")[:_LONGEST_SENTENCE]
-            piece = head.decode("utf-8", errors="ignore")
-            if start + len(piece) < len(text) and (space := piece.rfind(" ", len(piece) // 2)) > 0:
-                piece = piece[:space]
-            start += len(piece)
-            if found := piece.strip():
-                yield found
+def left_out(unit: str, counts: Mapping[str, int], kept: Iterable[str]) -> dict[str, int]:
+    """What a vocabulary lacks of the ``unit``s that its text has ``counts`` of: how many, and how often they occur."""
+    lacking = counts.keys() - set(kept)
+    return {
+        unit: len(counts),
+        f"dropped_{unit}": len(lacking),
+        "dropped_occurrences": sum(counts[item] for item in lacking),
+        "occurrences": sum(counts.values()),
+    }
 
 
 def starts_word(tokenizer: Tokenizer) -> np.ndarray:

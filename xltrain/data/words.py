@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from xltrain.data.tokenizer import SPECIALS
+from xltrain.data.tokenizer import SPECIALS, left_out
 from xltrain.errors import UsageError
 
 
@@ -16,6 +16,7 @@ class ByteTokenizer:
 
     def __init__(self) -> None:
         self.vocab_size = len(SPECIALS) + 256
+        self.training: dict[str, int] = {}
         self.unk: int = SPECIALS.index("<unk>")
         self.eod: int | None = SPECIALS.index("<eod>")
 
@@ -55,6 +56,7 @@ class WordTokenizer:
     def __init__(self, words: Sequence[str], *, eos: bool, lower: bool) -> None:
         self.words, self.eos, self.lower = list(words), eos, lower
         self.vocab_size = len(self.words)
+        self.training: dict[str, int] = {}
         self._ids = {word: number for number, word in enumerate(self.words)}
         unknown = self._ids.get("<unk>", self._ids.get("<UNK>"))
         self.unk: int = -1 if unknown is None else unknown
@@ -122,7 +124,9 @@ def train_words(lines: Iterable[str], *, vocab_size: int | None, eos: bool, lowe
         words = words[:vocab_size]
         if "<unk>" not in words:
             words[-1] = "<unk>"
-    return WordTokenizer(words, eos=eos, lower=lower)
+    tokenizer = WordTokenizer(words, eos=eos, lower=lower)
+    tokenizer.training = left_out("words", counts, words)
+    return tokenizer
 
 
 def _split(line: str, *, lower: bool, eos: bool) -> list[str]:

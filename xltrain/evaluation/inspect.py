@@ -1,7 +1,7 @@
 """``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class _Blank:
     kind: str = "blank"
     unk: int = 0
     eod: int | None = None
+    training: dict[str, int] = field(default_factory=dict)
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         raise NotImplementedError
