@@ -196,6 +196,11 @@ def test_greedy_generation_is_one_token_after_another(model: Any):
     assert beams.shape == (2, 25)
 
 
+def test_a_prompt_is_not_ended(exported: Path):
+    tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
+    assert tokenizer("Mi")["input_ids"] == tokenizer("Mi", add_special_tokens=False)["input_ids"]
+
+
 def test_labels_train_it(exported: Path):
     model = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True).train()
     tokens = torch.randint(9, 500, (2, 40), generator=torch.Generator().manual_seed(3))

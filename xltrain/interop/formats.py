@@ -100,7 +100,8 @@ def _remote_tensors(subject: Subject) -> dict[str, Tensor]:
 
 def _remote_files(subject: Subject) -> Mapping[str, bytes]:
     code = {name: text.encode("utf-8") for name, text in remote_code.code_files().items()}
-    return {**code, **_tokenizer_files(subject)}
+    masked = subject.config.objective.name == "masked"  # the others go on where a text stops
+    return {**code, **tokenizer.tokenizer_files(subject.vocabulary, ends_text=masked)}
 
 
 def _remote_difference(folder: Path, subject: Subject) -> float:

@@ -74,18 +74,22 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     return {piece: number for number, piece in enumerate(pieces) if piece in wanted}
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Name and content of each file, for a tokenizer that :func:`reasons_against` has nothing against."""
+def tokenizer_files(tokenizer: Tokenizer, *, ends_text: bool = True) -> dict[str, bytes]:
+    """Name and content of each file, for a tokenizer that :func:`reasons_against` has nothing against.
+
+    ``ends_text``: whether a text is ended as XLNet's are, ``A <sep> <cls>`` or ``A <sep> B <sep> <cls>``; not where it
+    is to be continued.
+    """
     specials = special_ids(tokenizer)
     if isinstance(tokenizer, CharTokenizer):
         built = _symbols([tokenizer.piece(number) for number in range(tokenizer.vocab_size)], bytewise=False)
-        _add_specials(built, specials, mask_takes_space=False)
+        _add_specials(built, specials, mask_takes_space=False, ends_text=ends_text)
     elif isinstance(tokenizer, ByteTokenizer):
         built = _symbols([*SPECIALS, *byte_names()], bytewise=True)
-        _add_specials(built, specials, mask_takes_space=False)
+        _add_specials(built, specials, mask_takes_space=False, ends_text=ends_text)
     elif isinstance(tokenizer, SentencePieceTokenizer):
         built = _pieces(SentencePieceModel.read(tokenizer.model), tokenizer.cleanup)
-        _add_specials(built, specials, mask_takes_space=True)
+        _add_specials(built, specials, mask_takes_space=True, ends_text=ends_text)
     elif isinstance(tokenizer, WordTokenizer):
         built, specials = _words(tokenizer), _special_words(tokenizer)
     else:
@@ -297,8 +301,10 @@ def _spell_unk() -> Any:
     return normalizers.Replace(Regex(r"\A<unk>\z"), f"<unk>{_NEVER}")
 
 
-def _add_specials(built: "tokenizers.Tokenizer", specials: Mapping[str, int], *, mask_takes_space: bool) -> None:
-    """Name the special pieces, and end a text as XLNet does: ``A <sep> <cls>`` or ``A <sep> B <sep> <cls>``.
+def _add_specials(
+    built: "tokenizers.Tokenizer", specials: Mapping[str, int], *, mask_takes_space: bool, ends_text: bool
+) -> None:
+    """Name the special pieces, and say how a text ends.
 
     ``mask_takes_space``: ``<mask>`` stands for a word and the space before it, where pieces hold that space.
     """
@@ -308,7 +314,7 @@ def _add_specials(built: "tokenizers.Tokenizer", specials: Mapping[str, int], *,
         built.add_special_tokens(
             [AddedToken(piece, lstrip=piece == "<mask>" and mask_takes_space, normalized=piece == "<unk>")]
         )
-    if "<sep>" in specials and "<cls>" in specials:
+    if ends_text and "<sep>" in specials and "<cls>" in specials:
         built.post_processor = processors.TemplateProcessing(
             single="$A:0 <sep>:0 <cls>:2",
             pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
