@@ -133,6 +133,7 @@ class Config(Section):
                         f"not {segments.reuse_len}; XLNet has half of seq_len",
                     )
                 )
+        found += self._problems_of_stages()
         for size in (segments.reuse_len, segments.seq_len - segments.reuse_len):
             if objective.perm_size and size % objective.perm_size:
                 found.append(
@@ -184,6 +185,20 @@ class Config(Section):
     def needs_lines(self) -> bool:
         """Whether the token store has to know where lines end."""
         return self.two_columns or self.segments.layout == "pair"
+
+    def _problems_of_stages(self) -> list[Problem]:
+        key, stages, seq_len = "schedule.seq_len_stages", self.schedule.seq_len_stages, self.segments.seq_len
+        found = []
+        if stages and stages[-1][1] != seq_len:
+            found.append((key, f"the last stage has {stages[-1][1]} tokens; it must have segments.seq_len, {seq_len}"))
+        for _, length in stages:
+            if length > seq_len:
+                found.append((key, f"{length} exceeds segments.seq_len {seq_len}; earlier stages are shorter"))
+            if self.objective.perm_size and length % self.objective.perm_size:
+                found.append((key, f"objective.perm_size {self.objective.perm_size} must divide {length}"))
+        if stages and (self.segments.reuse_len or self.segments.layout == "pair" or self.two_columns):
+            found.append((key, "it needs running text: segments.layout stream, reuse_len 0, and not two columns"))
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for YAML and JSON."""

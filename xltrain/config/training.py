@@ -1,6 +1,7 @@
 """Sections that say how weights move and what is written meanwhile."""
 
 import re
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
@@ -54,11 +55,20 @@ class ScheduleConfig(Section):
     """Learning rate at the end of the decay, as a share of the peak."""
     decay_steps: Length = 0
     """Steps of the decay; 0: to the last step (linear, cosine), or the last tenth of all (wsd). The rate then stays."""
+    seq_len_stages: list[tuple[Length, Count]] = Field(default_factory=list)
+    """Shorter segments at first, such as `[[0, 64], [1000, 128]]`: 64 tokens from the first step on, and after 1,000
+    steps 128, which is `segments.seq_len`. Text and memory go on where they were; empty: one length."""
 
     def problems(self) -> list[Problem]:
+        found = []
         if self.decay_steps and self.name in ("constant", "inverse_sqrt"):
-            return [("decay_steps", f"a schedule that is {self.name} has none; leave it out, or choose another name")]
-        return []
+            found.append(
+                ("decay_steps", f"a schedule that is {self.name} has none; leave it out, or choose another name")
+            )
+        begins = [step for step, _ in self.seq_len_stages]
+        if begins and (begins[0] != 0 or any(one >= other for one, other in pairwise(begins))):
+            found.append(("seq_len_stages", f"stages must begin at 0 and ascend, these begin after steps {begins}"))
+        return found
 
 
 class TrainingConfig(Section):

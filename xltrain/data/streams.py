@@ -4,7 +4,7 @@ Row b of B is a contiguous run of the (epoch's) text; segment t of a row starts 
 stream stands is two integers, so a saved position needs nothing else.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +60,8 @@ class Position:
 
     epoch: int = 0
     segment: int = 0
+    read: int = field(default=0, compare=False)
+    """Segments that were read in all epochs; counted where their length changes with it."""
 
 
 class Stream(Protocol):
@@ -88,6 +90,7 @@ class TrainingStream:
         first_row, rows: which of them this process reads.
         seq_len: T.
         advance: tokens between the starts of a row's segments: T, or the length of the reused part.
+        unit: tokens that a position's ``segment`` counts, a divisor of ``advance``; by default all of it.
         bidirectional: rows of the second half read the text of the first half's, in reverse.
         shuffle: reshuffle documents every epoch.
         seed: of the shuffling.
@@ -105,6 +108,7 @@ class TrainingStream:
         shuffle: bool,
         seed: int,
         advance: int | None = None,
+        unit: int | None = None,
         bidirectional: bool = False,
         first_row: int = 0,
         rows: int | None = None,
@@ -113,6 +117,7 @@ class TrainingStream:
         self.shuffle, self.seed = shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
         self.advance = advance or seq_len
+        self.unit = unit or self.advance
         self.runs = Runs(split, total_rows, bidirectional)
         self.segments_per_epoch = (self.runs.size - seq_len - 1) // self.advance + 1
         if self.segments_per_epoch < 1:
@@ -137,12 +142,14 @@ class TrainingStream:
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""
+        if not self._fits(position):  # after shorter segments, the rest of an epoch may be too short for one of these
+            position = Position(position.epoch + 1, 0)
         text, count = self._enter(position.epoch), self.seq_len
         tokens = np.empty((self.rows, count + 1), dtype=np.int64)
         document = np.empty((self.rows, count + 1), dtype=np.int64)
         numbers = range(self.first_row, self.first_row + self.rows)
         for row, number in enumerate(numbers):
-            tokens[row], document[row] = self.runs.row(text, number).window(position.segment * self.advance, count + 1)
+            tokens[row], document[row] = self.runs.row(text, number).window(position.segment * self.unit, count + 1)
         segment = Segment(
             tokens=torch.from_numpy(tokens[:, :-1].copy()),
             length=torch.full((self.rows,), count),
@@ -152,10 +159,12 @@ class TrainingStream:
             fresh=torch.full((self.rows,), position.segment == 0),
             backward=self.runs.directions(numbers),
         )
-        following = Position(position.epoch, position.segment + 1)
-        if following.segment == self.segments_per_epoch:
-            following = Position(position.epoch + 1, 0)
-        return segment, following
+        following = Position(position.epoch, position.segment + self.advance // self.unit)
+        return segment, following if self._fits(following) else Position(position.epoch + 1, 0)
+
+    def _fits(self, position: Position) -> bool:
+        """Whether a whole segment and the token after it are left in every row."""
+        return position.segment * self.unit + self.seq_len + 1 <= self.runs.size
 
     def _enter(self, epoch: int) -> EpochText:
         if self._text is None or self._text[0] != epoch:

@@ -1,5 +1,6 @@
 """From configuration sections to live objects: the one place where keys meet constructor arguments."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from xltrain.config.schema import Config
 from xltrain.data.columns import ColumnStream
 from xltrain.data.pairs import PairStream
+from xltrain.data.staged import StagedStream
 from xltrain.data.store import Split
 from xltrain.data.streams import Stream, TrainingStream
 from xltrain.data.tokenizer import Tokenizer, find_piece, never_target, starts_word
@@ -153,17 +155,25 @@ def build_stream(
             shuffle=segments.shuffle_documents,
             seed=config.run.seed,
         )
-    return TrainingStream(
-        split,
-        total_rows=dealt.total,
-        first_row=rank * dealt.rows,
-        rows=dealt.rows,
-        seq_len=segments.seq_len,
-        advance=segments.reuse_len or None,
-        bidirectional=segments.bidirectional,
-        shuffle=segments.shuffle_documents,
-        seed=config.run.seed,
-    )
+    stages = config.schedule.seq_len_stages or [(0, segments.seq_len)]
+    streams = [
+        TrainingStream(
+            split,
+            total_rows=dealt.total,
+            first_row=rank * dealt.rows,
+            rows=dealt.rows,
+            seq_len=seq_len,
+            advance=segments.reuse_len or None,
+            unit=math.gcd(*(length for _, length in stages)) if len(stages) > 1 else None,
+            bidirectional=segments.bidirectional,
+            shuffle=segments.shuffle_documents,
+            seed=config.run.seed,
+        )
+        for _, seq_len in stages
+    ]
+    if len(streams) == 1:
+        return streams[0]
+    return StagedStream([(first, stream) for (first, _), stream in zip(stages, streams, strict=True)])
 
 
 def one_pair_per_row(config: Config) -> bool:

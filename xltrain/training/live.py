@@ -33,6 +33,7 @@ class Run:
     """All live objects of a run in one process, and how far the run has come.
 
     network: what is called for a training step: the model, or a wrapper of it that works with the other processes.
+    objectives: by segment length.
     memory: of this process's rows.
     new_tokens: that this process has read and ``progress`` does not count yet.
     """
@@ -44,7 +45,7 @@ class Run:
     store: Store
     model: LanguageModel
     network: nn.Module
-    objective: Objective
+    objectives: dict[int, Objective]
     updater: Updater
     stream: Stream
     memory: Memory
@@ -107,7 +108,10 @@ class Run:
             store,
             model,
             network,
-            build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device),
+            {
+                length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=device)
+                for length in {segments.seq_len, *(length for _, length in config.schedule.seq_len_stages)}
+            },
             updater,
             stream,
             memory,
@@ -115,6 +119,11 @@ class Run:
             _validation(config, store),
             torch.tensor(progress.loss_sum, device=device),
         )
+
+    @property
+    def objective(self) -> Objective:
+        """For segments of the full length, as validation reads them."""
+        return self.objectives[self.config.segments.seq_len]
 
     @property
     def first_row(self) -> int:
@@ -150,7 +159,7 @@ class Run:
 
     def _plan(self, segment: Segment, rows: Tensor, step: int, start: int, stop: int) -> Plan:
         draw = Draw(seed=self.config.run.seed, step=step, rows=rows[start:stop])
-        return self.objective.plan(segment.rows(start, stop), draw)
+        return self.objectives[segment.tokens.shape[1]].plan(segment.rows(start, stop), draw)
 
     def spend(self, training: float, all_in_all: float) -> None:
         """Count seconds of the wall clock."""

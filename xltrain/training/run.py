@@ -35,7 +35,10 @@ MAY_CHANGE = {
     "optimizer.weight_decay",
     "optimizer.clip_norm",
     "optimizer.spike_ratio",
-    "schedule",
+    "schedule.name",
+    "schedule.warmup_steps",
+    "schedule.min_lr_ratio",
+    "schedule.decay_steps",
     "training.max_steps",
     "training.accumulate",
     "training.batch_size",  # by another number of processes, so that all rows are as many (see `dealing`)
