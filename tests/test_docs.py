@@ -95,7 +95,7 @@ def test_keys_exist(page: Path) -> None:
     for key in written:
         kind: object = Config
         section, *names = key.split(".")
-        if section not in Config.model_fields or names[-1] in ("py", "json", "yaml", "toml", "safetensors"):
+        if section not in Config.model_fields or names[-1] in ("py", "json", "yaml", "toml", "safetensors", "pt"):
             continue
         for name in [section, *names]:
             fields = getattr(kind, "model_fields", {})

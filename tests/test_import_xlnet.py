@@ -225,6 +225,7 @@ def test_tensorflow_to_ours_to_transformers(spiece: Path, cli: Cli, tmp_path: Pa
     assert "2 variables of the optimizer are left out" in outcome.err
     config = find_checkpoint(tmp_path / "imported").config()
     assert (config.model.activation, config.segments.mem_len) == ("gelu_tanh", 384)
+    assert (config.tokenizer.quotes, config.tokenizer.strip_accents, config.tokenizer.lower) == (True, True, False)
     assert cli("export-checkpoint", tmp_path / "imported", tmp_path / "exported").status == 0
     written = load_file(tmp_path / "exported" / "model.safetensors")
     equal(written, of_transformers(foreign.tensorflow_variables(foreign.TENSORFLOW), 2))

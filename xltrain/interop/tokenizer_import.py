@@ -58,8 +58,8 @@ def cleanup_of(folder: Path) -> CleanUp:
 
 
 def read_original_tokenizer(folder: Path, *, given: Path | None) -> Tokenizer:
-    """``spiece.model`` with the clean-up of the original XLNet code."""
-    found = read_folder_tokenizer(folder, given=given, cleanup=CleanUp(quotes=True, accents=True))
+    """``spiece.model`` with the clean-up of the original XLNet code, commas after digits included."""
+    found = read_folder_tokenizer(folder, given=given)
     if isinstance(found, SentencePieceTokenizer):
         pieces = map(found.piece, range(found.vocab_size))
         if any(piece[-1] == "," and piece[-2:-1].isdigit() for piece in pieces if piece):

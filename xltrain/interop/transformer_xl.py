@@ -77,7 +77,7 @@ PER_TABLE: tuple[tuple[str, str, Convert], ...] = (
 PROJECTION = ("word_emb.emb_projs.{}", "embedding.projections.{}", _same)
 """With bins and div_val above 1: of every bin."""
 
-UNTIED_PLAIN = ("crit.out_layers.{}.weight", "softmax.weight", _same)
+UNTIED_PLAIN = ("crit.out_layers.0.weight", "softmax.weight", _same)
 UNTIED_TABLE = ("crit.out_layers.{}.weight", "softmax.weights.{}", _same)
 UNTIED_PROJECTION = ("crit.out_projs.{}", "softmax.projections.{}", _same)
 """Where the softmax has tensors of its own, rather than the embedding's."""
