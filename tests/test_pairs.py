@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_naive_equality import model_of
 
 from xltrain.config.load import validate
-from xltrain.data.epochs import document_order
+from xltrain.data.order import DocumentOrder
 from xltrain.data.pairs import PairStream
 from xltrain.data.prepare import prepare
 from xltrain.data.store import Split
@@ -70,7 +70,11 @@ def rows_by_hand(
     documents: list[list[int]], epoch: int, runs: int, shuffle: bool, both: bool
 ) -> list[tuple[list[int], list[int], list[int]]]:
     """Tokens, documents and lines of every row's run of an epoch."""
-    order = document_order(len(documents), seed=SEED, epoch=epoch) if shuffle else range(len(documents))
+    order = (
+        DocumentOrder(len(documents), seed=SEED, epoch=epoch).numbers(0, len(documents))
+        if shuffle
+        else range(len(documents))
+    )
     begins = np.cumsum([0] + [sum(lines) for lines in documents])
     text: list[tuple[int, int, int]] = []
     line = 0

@@ -1,16 +1,22 @@
 """Rows that continue from segment to segment, epochs that use every document, positions that say where to go on."""
 
+import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import corpora
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from xltrain.data.store import Split
+from xltrain.data.epochs import EpochText
+from xltrain.data.order import DocumentOrder, block_bounds, block_size, num_blocks
+from xltrain.data.store import Split, Store
 from xltrain.data.streams import Position, Segment, TrainingStream
 from xltrain.errors import UsageError
 
@@ -214,3 +220,106 @@ def test_the_second_half_of_the_rows_reads_the_same_text_from_its_other_end(
     whole = stream.read(Position())[0]
     part = stream_of(split, 2 * rows, seq_len, shuffle, advance=advance, bidirectional=True, first_row=rows, rows=rows)
     assert same(whole.rows(rows, 2 * rows), part.read(Position())[0])
+
+
+# --- more documents than are permuted freely
+
+
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xltrain.data.order.MAX_BLOCKS", 5)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(documents=st.integers(1, 60), epoch=st.integers(0, 2), data=st.data())
+def test_an_order_in_blocks_has_every_document_once_and_neighbours_together(
+    few_blocks: None, documents: int, epoch: int, data: st.DataObject
+):
+    order = DocumentOrder(documents, seed=3, epoch=epoch)
+    whole = order.numbers(0, documents).tolist()
+    assert sorted(whole) == list(range(documents))
+    blocks = [number // order.size for number in whole]
+    assert len([1 for place in range(1, documents) if blocks[place] != blocks[place - 1]]) == len(set(blocks)) - 1
+    assert len(set(blocks)) <= 5
+    start = data.draw(st.integers(0, documents - 1))
+    stop = data.draw(st.integers(start + 1, documents + 3))
+    assert order.numbers(start, stop).tolist() == whole[start:stop]
+
+
+def test_orders_in_blocks_differ_between_epochs_and_inside_of_blocks(few_blocks: None):
+    orders = [DocumentOrder(100, seed=3, epoch=epoch).numbers(0, 100) for epoch in (0, 1)]
+    assert orders[0].tolist() != orders[1].tolist()
+    inside = [order[order // 20 == 2] for order in orders]
+    assert inside[0].tolist() != inside[1].tolist()
+    assert inside[0].tolist() != sorted(inside[0].tolist())
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=40), epoch=st.integers(0, 2), data=st.data())
+def test_any_place_of_an_epoch_in_blocks_is_found_at_once(
+    few_blocks: None, stored: bool, lengths: list[int], epoch: int, data: st.DataObject
+):
+    split = corpora.split_of(lengths)
+    line_ends = sorted(set(data.draw(st.lists(st.integers(1, split.num_tokens), max_size=20))) - set(split.ends))
+    split = replace(split, line_ends=np.array(line_ends, dtype=np.int64))
+    if stored:
+        split = replace(split, blocks=block_bounds(split.ends))
+    order = DocumentOrder(len(lengths), seed=3, epoch=epoch).numbers(0, len(lengths))
+    begins = split.ends - split.lengths()
+    places = np.concatenate([np.arange(begins[number], split.ends[number]) for number in order])
+    turns = np.repeat(np.arange(len(lengths)), split.lengths()[order])
+    text = EpochText(split, epoch=epoch, shuffle=True, seed=3)
+    start = data.draw(st.integers(0, split.num_tokens - 1))
+    count = data.draw(st.integers(1, split.num_tokens - start))
+    tokens, document = text.window(start, count)
+    assert tokens.tolist() == split.tokens[places[start : start + count]].tolist()
+    assert document.tolist() == turns[start : start + count].tolist()
+    begin, end = text.line(start)
+    breaks = {0, *begins.tolist(), *split.ends.tolist(), *line_ends}
+    expected = [place for place in range(begin, end) if begin < place and int(places[place]) in breaks]
+    assert expected == []
+    assert int(places[begin]) in breaks
+    assert int(places[end - 1]) + 1 in breaks
+    assert begin <= start < end
+
+
+def test_the_end_of_a_huge_store_opens_at_once_and_is_read_right_in_a_shuffled_epoch(tmp_path: Path):
+    """10^11 ids in a million documents, all holes but the last."""
+    documents, length = 1_000_000, 100_000
+    total, tail = documents * length, np.arange(1, 1_001, dtype=np.uint16)
+    sparse = {"train.tokens": (total, np.uint16, tail), "train.ends": (documents, np.int64, np.array([total]))}
+    blocks = np.arange(num_blocks(documents), dtype=np.int64) * block_size(documents) * length
+    sparse["train.blocks"] = (len(blocks) + 1, np.int64, np.concatenate([blocks, [total]]))
+    for name, (size, kind, last) in sparse.items():
+        with (tmp_path / name).open("wb") as file:
+            file.seek((size - len(last)) * np.dtype(kind).itemsize)
+            last.astype(kind).tofile(file)
+    size = block_size(documents)
+    with (tmp_path / "train.ends").open("r+b") as file:
+        file.seek((documents - size) * 8)
+        file.write((np.arange(documents - size + 1, documents + 1, dtype=np.int64) * length).tobytes())
+    manifest = {
+        "tokenizer": {"eod": None},
+        "dtype": "uint16",
+        "boundaries": 0,
+        "line_ends": None,
+        "splits": {"train": {"tokens": total, "documents": documents}},
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    opened = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        split = Store.open(tmp_path).split("train")
+        stream = TrainingStream(split, total_rows=8, seq_len=512, shuffle=True, seed=0)
+        opened.append(time.perf_counter() - begin)
+    assert min(opened) < 0.05
+    assert "of 100,000,000,000 training tokens" in stream.notes()[0]
+    order = DocumentOrder(documents, seed=0, epoch=7)
+    turn = int(np.flatnonzero(order.blocks == len(order.blocks) - 1)[0])
+    inside = int(np.flatnonzero(order.block(turn) == documents - 1)[0])
+    sizes = np.diff(blocks, append=total)[order.blocks]
+    place = int(sizes[:turn].sum()) + (inside + 1) * length - 1_000
+    text = EpochText(split, epoch=7, shuffle=True, seed=0)
+    tokens, _ = text.window(place, 1_000)
+    assert tokens.tolist() == tail.tolist()

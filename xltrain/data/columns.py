@@ -8,7 +8,7 @@ a stream stands is one number, the next pair of its epoch, and every pair is rea
 import numpy as np
 import torch
 
-from xltrain.data.epochs import document_order
+from xltrain.data.order import DocumentOrder
 from xltrain.data.passes import Pass
 from xltrain.data.store import Split
 from xltrain.data.streams import NO_TOKEN, Position, Segment
@@ -157,8 +157,7 @@ class ColumnStream:
         self.shuffle, self.seed = shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
         self.pairs = Pairs(split, seq_len=seq_len, alone=alone)
-        self._epoch = -1
-        self._order = np.zeros(0, dtype=np.int64)
+        self._order: DocumentOrder | None = None
 
     def notes(self) -> list[str]:
         packing = "one pair to a row" if self.pairs.alone else "as many whole pairs to a row as fit"
@@ -166,9 +165,8 @@ class ColumnStream:
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The batch from pair ``position.segment`` of its epoch on; the last one of an epoch may have empty rows."""
-        self._enter(position.epoch)
         segment, used = self.pairs.batch(
-            self._order[position.segment :],
+            self._upcoming(position),
             rows=self.total_rows,
             first_row=self.first_row,
             stop_row=self.first_row + self.rows,
@@ -178,13 +176,16 @@ class ColumnStream:
             following = Position(position.epoch + 1, 0)
         return segment, following
 
-    def _enter(self, epoch: int) -> None:
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        self._order = np.arange(self.split.num_documents)
-        if self.shuffle:
-            self._order = document_order(self.split.num_documents, seed=self.seed, epoch=epoch)
+    def _upcoming(self, position: Position) -> np.ndarray:
+        """Numbers of the pairs from ``position`` on, no fewer than can be in one batch."""
+        start = position.segment
+        stop = min(start + self.total_rows * self.pairs.seq_len, self.split.num_documents)
+        if not self.shuffle:
+            return np.arange(start, stop)
+        order = self._order
+        if order is None or order.epoch != position.epoch:
+            order = self._order = DocumentOrder(self.split.num_documents, seed=self.seed, epoch=position.epoch)
+        return order.numbers(start, stop)
 
 
 def cut_note(pairs: Pairs) -> list[str]:

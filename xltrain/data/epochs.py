@@ -7,54 +7,96 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xltrain.data.order import DocumentOrder, block_bounds
 from xltrain.data.store import Split
 
 
-def document_order(documents: int, *, seed: int, epoch: int) -> np.ndarray:
-    """(documents,) numbers of the documents in the order in which an epoch reads them."""
-    return np.random.default_rng((seed, epoch)).permutation(documents)
+@dataclass(frozen=True)
+class Stretch:
+    """Documents that follow one another in an epoch.
+
+    first: turn of the first one.
+    begin: where it begins in the epoch's text.
+    ends: (documents,) where each ends in the epoch's text.
+    shifts: (documents,) what is added to a place in the epoch's text to get the place in the split.
+    """
+
+    first: int
+    begin: int
+    ends: np.ndarray
+    shifts: np.ndarray
 
 
 class EpochText:
     """The documents of a split in file order, or in an order drawn from (seed, epoch). Places count tokens."""
 
     def __init__(self, split: Split, *, epoch: int, shuffle: bool, seed: int) -> None:
-        self.split, self.shuffle = split, shuffle
-        self._order, self._ends = np.zeros(0, dtype=np.int64), split.ends
-        if shuffle:
-            self._order = document_order(split.num_documents, seed=seed, epoch=epoch)
-            self._ends = np.cumsum(split.lengths()[self._order])
+        self.split = split
+        self._order: DocumentOrder | None = None
+        self._all: Stretch | None = None
+        if not shuffle:
+            self._all = Stretch(0, 0, split.ends, np.broadcast_to(np.int64(0), split.ends.shape))
+            return
+        self._order = DocumentOrder(split.num_documents, seed=seed, epoch=epoch)
+        if self._order.size == 1:
+            ends = np.asarray(split.ends)[self._order.blocks]
+            turned = np.cumsum(split.lengths()[self._order.blocks])
+            self._all = Stretch(0, 0, turned, ends - turned)
+            return
+        self._bounds = split.blocks if split.blocks is not None else block_bounds(split.ends)
+        self._block_ends = np.cumsum(np.diff(self._bounds)[self._order.blocks])
+
+    def _around(self, place: int) -> Stretch:
+        """Documents among which is the one that holds ``place``."""
+        if self._all is not None:
+            return self._all
+        assert self._order is not None
+        turn = int(np.searchsorted(self._block_ends, place, side="right"))
+        block = int(self._order.blocks[turn])
+        first, begin = block * self._order.size, int(self._bounds[block])
+        ends = np.asarray(self.split.ends[first : first + self._order.size])
+        inside = self._order.block(turn) - first
+        lengths = np.diff(ends, prepend=begin)[inside]
+        turned_begin = int(self._block_ends[turn] - (self._bounds[block + 1] - begin))
+        turned = turned_begin + np.cumsum(lengths)
+        return Stretch(int(self._order.firsts[turn]), turned_begin, turned, ends[inside] - turned)
 
     def window(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """``count`` tokens from ``start`` on, and the number, in this order, of each one's document."""
-        places = np.arange(start, start + count)
-        document = np.searchsorted(self._ends, places, side="right")
-        if not self.shuffle:
-            return self.split.tokens[start : start + count].astype(np.int64), document
+        """``count`` tokens from ``start`` on, and the turn, in this order, of each one's document."""
         tokens = np.empty(count, dtype=np.int64)
-        for number in range(document[0], document[-1] + 1):
-            inside = document == number
-            begin = places[inside][0] + self._shift(number)
-            tokens[inside] = self.split.tokens[begin : begin + inside.sum()]
+        document = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            found = self._around(start + done)
+            first = int(np.searchsorted(found.ends, start + done, side="right"))
+            stop = min(start + count, int(found.ends[-1]))
+            places = np.arange(start + done, stop)
+            last = int(np.searchsorted(found.ends, stop - 1, side="right"))
+            inside = first + np.searchsorted(found.ends[first : last + 1], places, side="right")
+            part = slice(done, done + len(places))
+            document[part] = found.first + inside
+            if first == last:
+                begin = start + done + int(found.shifts[first])
+                tokens[part] = self.split.tokens[begin : begin + len(places)]
+            else:
+                tokens[part] = self.split.tokens[places + found.shifts[inside]]
+            done += len(places)
         return tokens, document
 
     def line(self, place: int) -> tuple[int, int]:
         """Where the line of the token at ``place`` begins and ends; a document's last line has its <eod>."""
         line_ends = self.split.line_ends
         assert line_ends is not None
-        number = int(np.searchsorted(self._ends, place, side="right"))
-        shift = self._shift(number)
-        begin, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
+        found = self._around(place)
+        number = int(np.searchsorted(found.ends, place, side="right"))
+        shift, end = int(found.shifts[number]), int(found.ends[number])
+        begin = int(found.ends[number - 1]) if number else found.begin
         after = int(np.searchsorted(line_ends, place + shift, side="right"))
         if after and line_ends[after - 1] - shift > begin:
             begin = int(line_ends[after - 1]) - shift
         if after < len(line_ends) and line_ends[after] - shift < end:
             end = int(line_ends[after]) - shift
         return begin, end
-
-    def _shift(self, number: int) -> int:
-        """What is added to a place in the number-th document of this order to get the place in the split."""
-        return int(self.split.ends[self._order[number]] - self._ends[number]) if self.shuffle else 0
 
 
 @dataclass(frozen=True)

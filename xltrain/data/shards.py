@@ -22,6 +22,7 @@ from xltrain.data import corpus
 from xltrain.data.corpus import Counts, Piece
 from xltrain.data.encoding import encode_documents
 from xltrain.data.kinds import column_separator
+from xltrain.data.order import block_bounds
 from xltrain.data.store import storage_type
 from xltrain.data.tokenizer import Tokenizer
 
@@ -160,6 +161,8 @@ def assemble(shards: Sequence[Shard], folder: Path, target: Path, tokenizer: Tok
             counts.add(Counts(**facts["counts"]))
         for kind, file in files.items():
             file.truncate(done[kind] * (width if kind == "tokens" else 8))
+    ends = target / f"{shards[0].split}.ends"
+    block_bounds(np.memmap(ends, dtype=np.int64, mode="r")).tofile(ends.with_suffix(".blocks"))
     return Assembled(counts, unigram, done.get("lines", 0))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from xltrain.data.corpus import Counts, Document
 from xltrain.data.encoding import encode_documents
 from xltrain.data.kinds import load_tokenizer
+from xltrain.data.order import num_blocks
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
@@ -26,6 +27,7 @@ class Split:
     counts: documents, lines, bytes, characters, words, tokens (without <eod>), unknown.
     line_ends: where lines end inside of documents, the last line of each left out; of two-column text, where each
         source ends. None: not kept.
+    blocks: bounds of the blocks in which documents are reordered, see :mod:`xltrain.data.order`. None: not kept.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Split:
     ends: np.ndarray
     counts: dict[str, int]
     line_ends: np.ndarray | None = None
+    blocks: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +99,8 @@ class Store:
         line_ends = None
         if (kept := self.manifest["line_ends"]) is not None:
             line_ends = self._mapped(f"{name}.lines", np.dtype(np.int64), kept[name])
-        return Split(name, tokens, ends, counts, line_ends)
+        blocks = self._mapped(f"{name}.blocks", np.dtype(np.int64), num_blocks(counts["documents"]) + 1)
+        return Split(name, tokens, ends, counts, line_ends, blocks)
 
     def _mapped(self, file_name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
         path = self.folder / file_name
