@@ -97,7 +97,9 @@ def test_one_token_less_than_the_known_context_is_not_enough():
 
 def test_the_curve_of_that_language_falls_until_memory_reaches_the_context_for_every_token():
     model, text = copying()
-    points = {point["mem_len"]: point for point in curve(model, text, mem_lens=[0, 4, 10, 19, 20, 40], batch_size=4)}
+    points = {
+        point["mem_len"]: point for point in curve(model, text, lengths=[0, 4, 10, 19, 20, 40], first=41, batch_size=4)
+    }
     losses = {mem_len: point["loss"] for mem_len, point in points.items()}
     assert losses[0] > losses[4] > losses[10] > losses[19]
     assert losses[19] == pytest.approx(losses[20], abs=1e-5)  # even a segment's first place now reaches 19 back
@@ -110,7 +112,7 @@ def test_a_curve_compares_the_same_tokens_and_its_numbers_do_not_depend_on_the_n
     text = corpora.split_of([900], vocab_size=V)
     for objective in ("causal", "permutation"):
         model = loaded(objective)
-        one, many = (curve(model, text, mem_lens=[0, 10, 50], batch_size=rows) for rows in (1, 8))
+        one, many = (curve(model, text, lengths=[0, 10, 50], first=51, batch_size=rows) for rows in (1, 8))
         asked = 900 - 51
         if objective == "permutation":
             asked -= int(never_target(TOKENIZER)[text.tokens[51:]].sum())

@@ -143,6 +143,20 @@ def test_control_symbols_have_no_score_where_training_never_asks_for_them(object
     assert not np.isnan(scores(loaded("causal"), [given])[0]).any()
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_documents_that_are_kept_apart_do_not_see_one_another(objective: str):
+    def of_second(model: Loaded, before: list[int]) -> np.ndarray:
+        return scores(model, [Given([], [*before, EOD, *second.text])])[0][21:]
+
+    first, other, second = texts((0, 20), (0, 20), (0, 30))
+    apart = loaded(objective, segments={"cross_documents": False})
+    found = of_second(apart, first.text)
+    np.testing.assert_allclose(found, of_second(apart, other.text), atol=1e-6)
+    assert np.isnan(found).tolist() == [objective != "masked"] + [False] * 29  # a first token follows nothing
+    joined = loaded(objective)
+    assert not np.allclose(of_second(joined, first.text), of_second(joined, other.text), atol=1e-3)
+
+
 # --- text as ids
 
 
@@ -179,6 +193,12 @@ def test_what_stands_before_a_text_is_what_stood_before_documents_in_training():
     words = WordTokenizer(["<eos>", "a", "b"], eos=True, lower=False)
     assert encoder(words).begin() == [0]
     assert encoder(WordTokenizer(["a", "b"], eos=False, lower=False)).begin() == []
+
+
+def test_of_a_prompt_only_the_last_document_counts_where_they_are_kept_apart():
+    apart = encoder(CHARACTERS, segments={"cross_documents": False})
+    assert shown(CHARACTERS, apart.prompt("ab\n\nc\nd")) == ["c", "\n", "d"]
+    assert shown(CHARACTERS, encoder(CHARACTERS).prompt("a\n\nc")) == ["<eod>", "a", "\n", "<eod>", "c"]
 
 
 def test_the_line_of_a_word_vocabulary_is_not_over_at_the_border():

@@ -67,15 +67,22 @@ def context(
     if targets:
         never_asked = never_target(group[0].tokenizer)
         places = choose_targets(text, targets, longest=longest, apart=apart, left_out=never_asked)
+    lengths = [memory_lengths(loaded, text, mem_lens) for loaded in group]
+    first = max(map(max, lengths)) + 1
+    if text.num_tokens - first < BLOCK_TOKENS:
+        raise UsageError(
+            f"--mem-lens: after {first - 1:,} tokens the text, of {text.num_tokens:,}, leaves too few to score; give a "
+            "longer text or shorter memories"
+        )
     models = [
         {
             "checkpoint": str(loaded.checkpoint.folder),
             "objective": loaded.config.objective.name,
             "seq_len": loaded.config.segments.seq_len,
             "mem_len": loaded.config.segments.mem_len,
-            "curve": curve(loaded, text, mem_lens=mem_lens, batch_size=batch_size),
+            "curve": curve(loaded, text, lengths=own, first=first, batch_size=batch_size),
         }
-        for loaded in group
+        for loaded, own in zip(group, lengths, strict=True)
     ]
     found: dict[str, Any] = {"text": text.name, "tokens": text.num_tokens, "models": models}
     if targets:
@@ -111,25 +118,37 @@ def _apart(loaded: Loaded) -> bool:
 # --- loss against the length of memory
 
 
-def curve(loaded: Loaded, text: Split, *, mem_lens: list[int], batch_size: int | None) -> list[dict[str, Any]]:
-    """Loss of the same tokens of a text at every memory length.
+def memory_lengths(loaded: Loaded, text: Split, wanted: list[int]) -> list[int]:
+    """The memory lengths of a model's curve, ascending.
 
-    What is scored begins after the first tokens of the text, as many as the longest memory holds, so that every target
-    has that much text before it. ``gain`` is what a memory saves against the shortest one, in nats, with the standard
-    error of the mean difference: the targets are the same, so it is far smaller than that of the losses.
+    Raises:
+        UsageError: for lengths that the model cannot have.
     """
     config = loaded.config
-    if absolute(config) and any(mem_lens):
+    if absolute(config) and any(wanted):
         raise UsageError(f"--mem-lens: {config.model.positions} positions allow no memory; give 0, or leave it out")
-    if config.model.same_length and 0 in mem_lens:
+    if config.model.same_length and 0 in wanted:
         raise UsageError("--mem-lens: 0 is not allowed: with same_length, memory says how many tokens are seen at all")
-    lengths = sorted(set(mem_lens)) or _default_lengths(loaded, text)
-    if len(text.tokens) - lengths[-1] <= config.segments.seq_len:
-        raise UsageError(
-            f"--mem-lens: after {lengths[-1]:,} tokens the text, of {text.num_tokens:,}, leaves too few to score; give "
-            "a longer text or shorter memories"
-        )
-    first = lengths[-1] + 1
+    if wanted:
+        return sorted(set(wanted))
+    if absolute(config):
+        return [0]
+    trained = config.segments.mem_len or config.segments.seq_len
+    lengths = sorted({round(trained * multiple) for multiple in MULTIPLES} - {0 if config.model.same_length else -1})
+    fitting = [length for length in lengths if length <= text.num_tokens // 2] or lengths[:1]
+    if len(fitting) < len(lengths):
+        console.say(f"the text has {text.num_tokens:,} tokens: the curve ends at a memory of {fitting[-1]:,}")
+    return fitting
+
+
+def curve(
+    loaded: Loaded, text: Split, *, lengths: list[int], first: int, batch_size: int | None
+) -> list[dict[str, Any]]:
+    """Loss of the same tokens of a text, all from place ``first`` on, at every memory length.
+
+    ``gain`` is what a memory saves against the shortest one, in nats, with the standard error of the mean difference:
+    the targets are the same, so it is far smaller than that of the losses.
+    """
     losses = []
     for mem_len in lengths:
         losses.append(losses_in_stream(loaded, text, mem_len=mem_len, batch_size=batch_size)[first:])
@@ -150,18 +169,6 @@ def curve(loaded: Loaded, text: Split, *, mem_lens: list[int], batch_size: int |
             }
         )
     return found
-
-
-def _default_lengths(loaded: Loaded, text: Split) -> list[int]:
-    config = loaded.config
-    if absolute(config):
-        return [0]
-    trained = config.segments.mem_len or config.segments.seq_len
-    lengths = sorted({round(trained * multiple) for multiple in MULTIPLES} - {0 if config.model.same_length else -1})
-    fitting = [length for length in lengths if length <= text.num_tokens // 2]
-    if len(fitting) < len(lengths):
-        console.say(f"the text has {text.num_tokens:,} tokens: the curve ends at a memory of {fitting[-1]:,}")
-    return fitting
 
 
 def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: int | None) -> np.ndarray:
@@ -239,13 +246,13 @@ def losses_after(loaded: Loaded, text: Split, places: np.ndarray, length: int) -
     rows = max(1, room // (min(length, segments.seq_len) * (length + segments.seq_len)))
     losses = []
     batches = [places[start : start + rows] for start in range(0, len(places), rows)]
-    with console.bar(total=len(places), unit="target", description=f"{length} tokens of context") as shown:
+    with console.counting(total=len(places), unit="target", description=f"{length:,} tokens of context") as done:
         for batch in batches:
             windows = [text.tokens[place - length : place].tolist() for place in batch]
             targets = torch.from_numpy(text.tokens[batch].astype(np.int64)).to(loaded.place.device)
             log_probs, _ = reader.read(windows)
             losses.append(-log_probs.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
-            shown.update(len(batch))
+            done(len(batch))
     return np.concatenate(losses)
 
 

@@ -127,7 +127,7 @@ def generate(
         raise UsageError("--mem-len: 0 would leave every token without those before it; give at least 1")
     ends = Ends.of(loaded, until=until)
     encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
-    ids = [encoder.source(prompt) if encoder.pairs else encoder.begin() + encoder.ids(prompt) for prompt in prompts]
+    ids = [encoder.prompt(prompt) for prompt in prompts]
     for number, row in enumerate(ids):
         if not row:
             raise UsageError(f"prompt {number + 1} has no token, and nothing stands before a text here; give a prompt")

@@ -86,6 +86,7 @@ class Scorer:
         log_probs = torch.full((len(rows), longest + 1), torch.nan, dtype=torch.float64)  # by place in the text
         query = self.loaded.config.objective.name == "permutation"
         padded = torch.tensor([row + [0] * (longest + 1 - len(row)) for row in rows])  # (B, longest + 1)
+        document = self._documents(padded)  # (B, longest + 1), or None
         length = torch.tensor([[len(row)] for row in rows])  # (B, 1)
         asked = torch.tensor([[len(text.context)] for text in texts])  # (B, 1)
         read = longest - (not query)  # nothing is predicted from a last token
@@ -95,6 +96,8 @@ class Scorer:
             places = torch.arange(start, min(start + seq_len, read))  # (T,)
             predicted = places + (not query)  # where the tokens stand that are predicted from these places
             wanted = (predicted >= asked) & (predicted < length) & ~self._never_asked[padded[:, predicted]]  # (B, T)
+            if document is not None:  # nothing is known before a document's first token
+                wanted &= document[:, predicted] == document[:, (predicted - 1).clamp(min=0)]
             tokens = padded[:, places]  # (B, T)
             with self._context():
                 nll, memory = self.loaded.model(
@@ -103,6 +106,7 @@ class Scorer:
                     padded[:, predicted].where(wanted, IGNORE).to(device),
                     memory,
                     stream="query" if query else "content",
+                    document=None if document is None else document[:, places].to(device),
                     segment_ids=self._parts(places, asked, device),
                 )
             log_probs[:, predicted] = torch.where(wanted, -nll.double().cpu(), log_probs[:, predicted])
@@ -120,9 +124,11 @@ class Scorer:
         assert mask is not None
         found = np.full(len(row), np.nan)
         memory = self._memory(1, len(row), self.seq_len)
+        documents = self._documents(torch.tensor([row]))  # (1, tokens) or None
         for start in range(0, len(row), self.seq_len):
             tokens = torch.tensor([row[start : start + self.seq_len]], device=device)  # (1, T)
             count = tokens.shape[1]
+            document = None if documents is None else documents[:, start : start + count].to(device)  # (1, T)
             hidden = [
                 place
                 for place in range(max(0, len(given.context) - start), count)
@@ -131,18 +137,28 @@ class Scorer:
             for first in range(0, len(hidden), self.batch_size):
                 predict = torch.tensor(hidden[first : first + self.batch_size], device=device)[:, None]  # (B, 1)
                 shown = tokens.expand(len(predict), -1).scatter(1, predict, mask)  # (B, T)
-                nll = self._apart(shown, tokens.expand(len(predict), -1).gather(1, predict), memory, predict)
+                targets = tokens.expand(len(predict), -1).gather(1, predict)  # (B, 1)
+                nll = self._apart(shown, targets, memory, predict, document)
                 found[start + predict.flatten().cpu().numpy()] = -nll.flatten().double().cpu().numpy()
             if start + count < len(row):
                 with self._context():
-                    _, memory = self.loaded.model.hidden(tokens, torch.zeros_like(tokens), memory)
+                    _, memory = self.loaded.model.hidden(tokens, torch.zeros_like(tokens), memory, document=document)
         return found[len(given.context) :]
 
-    def _apart(self, tokens: Tensor, targets: Tensor, memory: Cache, predict: Tensor) -> Tensor:
-        """(B, 1) losses of one hidden token in each row; all rows have the one row's memory."""
+    def _apart(
+        self, tokens: Tensor, targets: Tensor, memory: Cache, predict: Tensor, document: Tensor | None
+    ) -> Tensor:
+        """(B, 1) losses of one hidden token in each row; all rows have the one row's memory and documents (1, T)."""
         rows = memory.selected(torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device))
         with self._context():
-            nll, _ = self.loaded.model(tokens, torch.zeros_like(tokens), targets, rows, predict=predict)
+            nll, _ = self.loaded.model(
+                tokens,
+                torch.zeros_like(tokens),
+                targets,
+                rows,
+                predict=predict,
+                document=None if document is None else document.expand_as(tokens),
+            )
         return nll
 
     def _memory(self, rows: int, longest: int, seq_len: int) -> Cache:
@@ -152,6 +168,14 @@ class Scorer:
             needed = min(needed, max(0, longest - 1) // seq_len * seq_len)
         with self._context():
             return self.loaded.model.empty_cache(rows=rows, mem_len=needed)
+
+    def _documents(self, tokens: Tensor) -> Tensor | None:
+        """Number of every token's document, where documents are kept apart; an <eod> belongs to what it ends."""
+        eod = self.loaded.tokenizer.eod
+        if self.loaded.config.segments.cross_documents or eod is None:
+            return None
+        ends = (tokens == eod).long()
+        return ends.cumsum(dim=1) - ends
 
     @cached_property
     def _never_asked(self) -> Tensor:

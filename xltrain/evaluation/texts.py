@@ -30,6 +30,7 @@ class Encoder:
     start: put before every text; None: nothing.
     end: closes a text; None: nothing does.
     between: closes the source of a pair, for runs on two-column text; None: such runs mark it otherwise.
+    apart: documents do not see one another.
     """
 
     tokenizer: Tokenizer
@@ -38,6 +39,7 @@ class Encoder:
     end: int | None
     pairs: bool
     between: int | None
+    apart: bool
 
     @classmethod
     def of(cls, config: Config, tokenizer: Tokenizer, *, start: bool = True) -> "Encoder":
@@ -50,6 +52,7 @@ class Encoder:
             end=end_mark(tokenizer),
             pairs=pairs,
             between=column_separator(tokenizer) if pairs else None,
+            apart=not config.segments.cross_documents,
         )
 
     def begin(self) -> list[int]:
@@ -78,6 +81,15 @@ class Encoder:
         [ids] = self.tokenizer.encode([line])
         if isinstance(self.tokenizer, WordTokenizer) and self.tokenizer.eos and not finished:
             return ids[:-1]
+        return ids
+
+    def prompt(self, text: str) -> list[int]:
+        """What stands before a text that goes on with this one, or before its target."""
+        if self.pairs:
+            return self.source(text)
+        ids = self.begin() + self.ids(text)
+        if self.apart and self.tokenizer.eod in ids:  # what comes next sees nothing of the documents before
+            ids = ids[len(ids) - ids[::-1].index(self.tokenizer.eod) :]
         return ids
 
     def source(self, text: str) -> list[int]:
