@@ -118,6 +118,24 @@ def test_half_precision_caches_what_the_projections_give():
         equal(model, segments(two_sided=False), mem_len=6, tolerance=1e-6)
 
 
+def test_heads_apart_give_what_all_heads_at_once_give(monkeypatch: pytest.MonkeyPatch):
+    """Many scores are computed head by head where no gradient is wanted; here all are many."""
+    model = model_of(two_sided=True, query_stream=True, segment_embeddings=True, attention_bias=True)
+    inputs = segments(
+        two_sided=True,
+        stream="query",
+        segment_ids=lambda length, draw: torch.randint(0, 2, (B, length), generator=draw),
+        backward=torch.tensor([0, 1, 0]),
+    )
+    at_once = both(model, inputs, mem_len=6)
+    monkeypatch.setattr("xltrain.model.attention.SCORES_AT_ONCE", 0)
+    for pair, other in zip(at_once, both(model, inputs, mem_len=6), strict=True):
+        for one, two in zip(pair, other, strict=True):
+            torch.testing.assert_close(two, one, rtol=0, atol=1e-12)
+    for variant in ("no positions", "shared biases, clamped"):
+        equal(model_of(**VARIANTS[variant]), segments(two_sided=False), mem_len=6)
+
+
 def test_documents_apart_parts_reversed_rows_and_a_reused_part_equal_them():
     def documents(length: int, draw: torch.Generator) -> torch.Tensor:
         return torch.randint(0, 2, (B, length), generator=draw).sort(1).values

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xltrain.model.attention import attend_math
+from xltrain.model.backends import attend_math
 from xltrain.model.dropout import dropout, keep_or_drop
 
 

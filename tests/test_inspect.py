@@ -108,7 +108,7 @@ def test_gradients_are_there_for_every_layer() -> None:
 
 
 def test_watching_leaves_the_model_as_it_was() -> None:
-    from xltrain.model.attention import BACKENDS
+    from xltrain.model.backends import BACKENDS
 
     before = set(BACKENDS)
     report()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xltrain.model.attention import BACKENDS, attend_math
+from xltrain.model.backends import BACKENDS, attend_math
 from xltrain.model.block import Layer
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.plan import Plan

@@ -36,7 +36,7 @@ class LanguageModel(nn.Module):
         two_sided: whether a row can see keys after it; a causal model needs only half of the distances.
         tie_position_bias: one u, v (and s) for all layers.
         cutoffs, div_val, tie_projections: bins of an adaptive embedding and softmax, ids sorted by frequency.
-        backend: attention backend, see :mod:`xltrain.model.attention`.
+        backend: attention backend, see :mod:`xltrain.model.backends`.
         recompute: while training, keep only the inputs of layers and run each again for its backward.
         Other arguments: as the keys of the same names in the model section of a configuration.
     """

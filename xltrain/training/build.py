@@ -14,7 +14,7 @@ from xltrain.data.store import Split
 from xltrain.data.streams import Stream, TrainingStream
 from xltrain.data.tokenizer import Tokenizer, find_piece, never_target, starts_word
 from xltrain.errors import UsageError
-from xltrain.model.attention import choose_backend
+from xltrain.model.backends import choose_backend
 from xltrain.model.init import initialise
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal

@@ -8,7 +8,7 @@ from pathlib import Path
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.distributed import Place
-from xltrain.model.attention import choose_backend
+from xltrain.model.backends import choose_backend
 from xltrain.training.curves import plot_run
 from xltrain.training.dealing import Deal
 from xltrain.training.flops import Work
