@@ -6,6 +6,7 @@ import socket
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from conftest import Outcome, run_command
@@ -17,7 +18,7 @@ TOO_LONG = 120.0
 def _context() -> ForkServerContext:
     """Processes that begin with torch imported, and with nothing else of this one."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+    context.set_forkserver_preload(["xltrain.training.loop", "xltrain.interop.huggingface", "pytest", "hypothesis"])
     return context
 
 
@@ -29,6 +30,13 @@ def together(count: int, *arguments: object, function: Any = run_command) -> lis
     with ProcessPoolExecutor(count, mp_context=_context(), max_tasks_per_child=1) as pool:
         running = [pool.submit(_one, rank, count, port, function, arguments) for rank in range(count)]
         return [one.result(timeout=TOO_LONG) for one in running]
+
+
+def started(*arguments: object) -> BaseProcess:
+    """``xltrain ARGUMENTS`` in a process of its own, to be watched and killed."""
+    process = _context().Process(target=run_command, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def _one(rank: int, count: int, port: int, function: Any, arguments: tuple[object, ...]) -> Any:

@@ -60,14 +60,16 @@ class Peers:
     def leave(self, name: str, note: dict[str, Any]) -> None:
         self.store.set(name, json.dumps(note))
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str, *, given_up: Callable[[], bool] = lambda: False) -> Any:
         """What is ``found`` in a note, once it is there.
 
         Raises:
-            FailedElsewhere: if the note says that its writer failed, or nobody can write it any more.
+            FailedElsewhere: if the note says that its writer failed, nobody can write it any more, or ``given_up()``.
         """
         try:
             while not self.store.check([name]):
+                if given_up():
+                    raise FailedElsewhere(1)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
             note = json.loads(self.store.get(name))
         except RuntimeError:  # the process that keeps the notes has ended

@@ -34,6 +34,9 @@ from xltrain.training.build import build_model
 from xltrain.training.tensors import fill, shapes
 
 MARK = "complete.json"
+REPLACED = "saving-instead-of-"
+"""Before the name of a checkpoint while another of the same step takes its place."""
+
 NAMES = ("latest", "best")
 """Files of a run that name one of its checkpoints."""
 
@@ -54,6 +57,7 @@ class Progress:
     updater: state of what judges steps and scales losses (see :mod:`xltrain.training.update`).
     stuck: validations in a row that found the loss at the unigram entropy.
     best_loss, best_step: the lowest validation loss, and where it was found.
+    validation_owed: whether the validation of this step was interrupted, and is to be done again.
     fingerprint: of the training text and the tokenizer.
     """
 
@@ -71,6 +75,7 @@ class Progress:
     stuck: int = 0
     best_loss: float | None = None
     best_step: int = 0
+    validation_owed: bool = False
     fingerprint: str = ""
 
     @classmethod
@@ -236,6 +241,14 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
             return Checkpoint(folder)
         console.warn(f"{folder} is not usable: {fault}; trying the one before it")
     return None
+
+
+def put_back(run: Path) -> None:
+    """Undo the renaming of a checkpoint that a kill has stopped halfway."""
+    for old in (run / "checkpoints").glob(f"{REPLACED}step-*"):
+        folder = old.with_name(old.name.removeprefix(REPLACED))
+        if not folder.exists():
+            old.rename(folder)
 
 
 def set_aside(run: Path, *, above: int) -> None:

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.prepare import prepare
-from xltrain.data.store import Split, Store
+from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
 from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate
@@ -51,7 +52,7 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
     place = join(peers, config.training.device)
     try:
         run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
-        if run.progress.step >= config.training.max_steps:
+        if run.progress.step >= config.training.max_steps and not run.progress.validation_owed:
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
         folder = Path(peers.from_first("files", lambda: str(start_files(config, start.checkpoint))))
@@ -163,8 +164,15 @@ def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
     config, last = run.config, run.config.training.max_steps
     tokens_at_line, saved, owed = run.progress.tokens_seen, run.progress.step, False
     asked = Agreement(run.place)
+
+    def validate() -> bool:
+        improved = _validate(run, reporter, lambda: asked(stop.signal_number) != 0)
+        return improved and config.checkpoint.keep_best
+
     run.model.train()
     signal_number = 0
+    if run.progress.validation_owed:
+        owed = validate()
     while run.progress.step < last and not (signal_number := asked(stop.signal_number)):
         begin = time.perf_counter()
         lr = run.lr(run.progress.step + 1)
@@ -187,9 +195,8 @@ def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
             )
             tokens_at_line = run.progress.tokens_seen
         aside = time.perf_counter()
-        if _due(step, config.evaluation.every, last) and run.validation is not None:
-            improved = _validate(run, run.validation, reporter, lambda: asked(stop.signal_number) != 0)
-            owed = owed or (improved and config.checkpoint.keep_best)
+        if _due(step, config.evaluation.every, last):
+            owed = validate() or owed
         owed = owed or _due(step, config.checkpoint.every, last)
         run.spend(trained, time.perf_counter() - begin)
         if owed and (step == last or not stats.skipped):  # what is left after a bad step may not be worth keeping
@@ -197,14 +204,18 @@ def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
             saved, owed = step, False
         saver.look()
         reporter.pause(time.perf_counter() - aside)
-    if signal_number and saved != run.progress.step:
+    signal_number = signal_number or asked(stop.signal_number)  # it may have come during the last validation
+    if owed or (signal_number and saved != run.progress.step):
         saver.save(run.state())
     return signal_number
 
 
-def _validate(run: Run, split: Split, reporter: Reporter, should_stop: Any) -> bool:
+def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> bool:
     """Every target of the text once, by all processes together; returns whether no loss before was as low."""
-    config, place = run.config, run.place
+    config, place, split = run.config, run.place, run.validation
+    if split is None:
+        return False
+    run.progress = replace(run.progress, validation_owed=True)
     protocol = Protocol(
         "pairs" if config.two_columns else "stream",
         config.segments.seq_len,
@@ -234,6 +245,7 @@ def _validate(run: Run, split: Split, reporter: Reporter, should_stop: Any) -> b
     finally:
         put_away(run.model)
     result = _together(mine, run)
+    run.progress = replace(run.progress, validation_owed=False)
     step, loss = run.progress.step, result.loss
     reporter.validated(step=step, loss=loss, unigram_loss=result.unigram_loss)
     _look_for_plateau(run, result)

@@ -13,6 +13,7 @@ from xltrain.training.checkpoint import (
     Checkpoint,
     list_checkpoints,
     newest_checkpoint,
+    put_back,
     set_aside,
     write_atomically,
 )
@@ -69,6 +70,7 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
+    put_back(folder)
     if not holds_run(folder) or overwrite:
         if resume:
             console.say(f"{folder} holds no run yet: starting at step 0")

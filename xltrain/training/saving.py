@@ -8,7 +8,9 @@ first one completes the folder when all have.
 
 import json
 import os
+import re
 import shutil
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,7 +19,6 @@ from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from xltrain.config.load import dump_config
 from xltrain.config.schema import Config
@@ -26,6 +27,7 @@ from xltrain.distributed import Place
 from xltrain.errors import FailedElsewhere, XltrainError
 from xltrain.model.memory import Memory
 from xltrain.training.checkpoint import (
+    REPLACED,
     Progress,
     list_checkpoints,
     mark_complete,
@@ -33,6 +35,7 @@ from xltrain.training.checkpoint import (
     sync,
     write_atomically,
 )
+from xltrain.training.parallel import is_share
 from xltrain.training.tensors import begin_shards, shards_of, write_whole
 
 
@@ -66,6 +69,7 @@ class Saver:
         self.run, self.place, self.keep = run, place, keep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self._pending: Future[None] | None = None
+        self._closing = threading.Event()
         self._count = 0
         self._mode = 0o666 & ~_umask()
 
@@ -80,7 +84,7 @@ class Saver:
         building = self.run / "checkpoints" / f"saving-step-{state.progress.step}"
         named = {f"model.{name}": tensor for name, tensor in state.model.items()}
         shards, whole = None, {}
-        if any(isinstance(tensor, DTensor) for tensor in named.values()):
+        if any(is_share(tensor) for tensor in named.values()):
             named |= {f"optimizer.{name}": tensor for name, tensor in state.optimizer.items()}
             shards = begin_shards(building, named, self.place.saving_group)
         elif self.place.rank == 0:
@@ -104,7 +108,8 @@ class Saver:
             pending.result()
 
     def close(self) -> None:
-        """Let a save that is under way end, whatever becomes of it."""
+        """Let a save that is under way end, but wait for no other process."""
+        self._closing.set()
         self._thread.shutdown()
 
     def _write(
@@ -134,7 +139,7 @@ class Saver:
                 peers.leave(f"saved/{count}/{peers.rank}", {"found": marked})
                 return
             for rank in range(1, peers.world_size):
-                marked |= peers.read(f"saved/{count}/{rank}")
+                marked |= peers.read(f"saved/{count}/{rank}", given_up=self._closing.is_set)
             self._complete(building, folder, marked, state.progress)
         except FailedElsewhere:
             shutil.rmtree(building, ignore_errors=True)
@@ -144,7 +149,9 @@ class Saver:
                 shutil.rmtree(building, ignore_errors=True)
             elif peers.store is not None:
                 peers.leave(f"saved/{count}/{peers.rank}", {"failed": XltrainError.exit_code})
-            raise XltrainError(f"{folder}: the checkpoint could not be written: {_reason(error)}") from error
+            raise XltrainError(
+                f"{folder}: the checkpoint could not be written: {_reason(error)}; {_way_on(self.run)}"
+            ) from error
 
     def _write_memory(self, building: Path, memory: dict[str, Tensor], first_row: int) -> Path:
         name = "memory.safetensors" if self.place.world_size == 1 else f"memory-{self.place.rank:05d}.safetensors"
@@ -153,7 +160,7 @@ class Saver:
 
     def _complete(self, building: Path, folder: Path, files: dict[str, Any], progress: Progress) -> None:
         mark_complete(building, files)
-        old = folder.with_name(f"saving-instead-of-{folder.name}")
+        old = folder.with_name(f"{REPLACED}{folder.name}")
         if folder.exists():
             folder.rename(old)
         building.rename(folder)
@@ -192,4 +199,12 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    found = re.search(r"I/O error: (.*?)(?: \(os error \d+\))?$", lines[-1]) if lines else None
+    return found[1] if found else lines[-1] if lines else type(error).__name__
+
+
+def _way_on(run: Path) -> str:
+    saved = list_checkpoints(run)
+    if not saved:
+        return "there is none before it"
+    return f"the newest one is {saved[0]}, from which --resume continues"

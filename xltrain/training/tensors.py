@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import _getdtype, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from xltrain.errors import UsageError
+from xltrain.training.parallel import is_share
 
 Kind = Literal["model", "optimizer"]
 SHARDS = "shards"
@@ -88,7 +88,9 @@ def fill(folder: Path, kind: Kind, tensors: Mapping[str, Tensor]) -> None:
     with _readable(path), safe_open(path, framework="pt") as file:
         for name, tensor in tensors.items():
             value = file.get_tensor(name)
-            if isinstance(tensor, DTensor):
+            if is_share(tensor):
+                from torch.distributed.tensor import distribute_tensor
+
                 whole = value.to(tensor.device)
                 value = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
             tensor.copy_(value)

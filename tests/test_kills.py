@@ -1,0 +1,176 @@
+"""Whatever ends a run, the last good checkpoint is found, and the run goes on as if nothing had happened."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_command
+from processes import started
+from test_processes import config_file
+
+from xltrain.training import loop
+from xltrain.training.checkpoint import damage, find_checkpoint, list_checkpoints, newest_checkpoint
+
+
+def wait_for(condition: Any, process: Any, seconds: float = 60.0) -> bool:
+    """Until ``condition()``, or the process has ended."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.exitcode is not None:
+            return False
+        assert time.monotonic() < end, "too slow"
+        time.sleep(0.0005)
+    return True
+
+
+def numbers(run: Path) -> list[tuple[Any, ...]]:
+    """All that was logged, without what measures time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [tuple(sorted((name, line[name]) for name in line if name != "tokens_per_second")) for line in lines]
+
+
+@pytest.mark.parametrize(("kills", "steps"), [(3, 30), pytest.param(20, 150, marks=pytest.mark.slow)])
+def test_kills_during_saves_leave_a_run_that_goes_on_to_the_same_end(kills: int, steps: int, tmp_path: Path) -> None:
+    """Every kill comes while a checkpoint is written, or shortly after."""
+    changes = {"training__max_steps": steps, "training__batch_size": 2, "checkpoint__every": 1, "checkpoint__keep": 3}
+    config = config_file(tmp_path, **changes)
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    assert run_command("pretrain", config, "--set", f"run.output_dir={straight}").status == 0
+    before, killed, caught = 0, 0, 0
+    while killed < kills:
+        process = started("pretrain", config, "--set", f"run.output_dir={run}", "--resume")
+
+        def saving() -> bool:
+            return any((run / "checkpoints").glob("saving-*"))
+
+        # Killed runs get a little further each time, so that the kills fall on many steps.
+        wanted = before + 1 + killed % 3
+        if not wait_for(lambda: newest_name(run) >= wanted, process) or not wait_for(saving, process):  # noqa: B023
+            break
+        time.sleep(0.002 * (killed % 4))
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        killed += 1
+        caught += saving()
+        found = newest_checkpoint(run)
+        assert found is not None
+        assert found.step >= max(before, newest_name(run)), "a finished checkpoint was lost"
+        marked = run / (run / "latest").read_text().strip()
+        assert damage(marked) is None, "the mark names what is not whole"
+        before = found.step
+    assert killed == kills, "the run was over before all kills"
+    assert caught > 0, "no kill came during a save"
+    assert run_command("pretrain", config, "--set", f"run.output_dir={run}", "--resume").status == 0
+    assert numbers(run) == numbers(straight)
+    assert not list((run / "checkpoints").glob("saving-*"))
+
+
+def newest_name(run: Path) -> int:
+    folders = list_checkpoints(run)
+    return int(folders[0].name[5:]) if folders else 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 50 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "tmpfs", str(place)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(small_disk: Path, tmp_path: Path) -> None:
+    config = config_file(
+        tmp_path,
+        model__d_model=128,
+        model__d_inner=2048,
+        checkpoint__every=2,
+        training__max_steps=8,
+    )
+    run = small_disk / "run"
+    outcome = run_command("pretrain", config, "--set", f"run.output_dir={run}", "--set", "checkpoint.keep=9")
+    sentence = outcome.sentence(status=1)
+    assert "step-8: the checkpoint could not be written: No space left on device; " in sentence
+    assert f"the newest one is {run}/checkpoints/step-6" in sentence
+    found = newest_checkpoint(run)
+    assert found is not None
+    assert found.step == int((run / "latest").read_text().strip().removeprefix("checkpoints/step-"))
+    assert not list((run / "checkpoints").glob("saving-*"))
+    again = run_command("pretrain", config, "--set", f"run.output_dir={run}", "--set", "checkpoint.keep=1", "--resume")
+    assert again.status in (0, 1)
+    assert newest_checkpoint(run) is not None
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A configuration and its run of 6 steps, saved at 2, 4 and 6."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = config_file(folder, training__max_steps=6, checkpoint__every=2, evaluation__every=0)
+    assert run_command("pretrain", config, "--set", f"run.output_dir={folder / 'run'}").status == 0
+    return config, folder / "run"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json"])
+@pytest.mark.parametrize("how", ["halved", "missing"])
+def test_damage_is_named_and_the_checkpoint_before_is_used(
+    name: str, how: str, finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+    path = run / "checkpoints" / "step-6" / name
+    if how == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 2)
+    options = ["--set", f"run.output_dir={run}", "--resume"]
+    outcome = run_command("pretrain", config, *options)
+    assert outcome.status == 0, outcome.err
+    assert f"step-6 is not usable: {name} " in outcome.err
+    assert f"resuming at step 4 from {run / 'checkpoints' / 'step-4'}" in outcome.err
+    assert (run / "checkpoints" / "damaged-step-6").is_dir()
+    assert [folder.name for folder in list_checkpoints(run)] == ["step-6", "step-4", "step-2"]
+    assert numbers(run) == numbers(done)
+
+
+def test_a_checkpoint_whose_replacement_was_killed_comes_back(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+    folder = run / "checkpoints" / "step-6"
+    folder.rename(folder.with_name("saving-instead-of-step-6"))
+    outcome = run_command("pretrain", config, "--set", f"run.output_dir={run}", "--resume")
+    assert "nothing to do: step 6 of 6 is done" in outcome.err
+    assert damage(folder) is None
+
+
+def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {3: 4.0, 6: 3.0, 9: 3.5, 12: 3.1, 14: 3.2}
+    original = loop._together
+
+    def measured(mine: Any, run: Any) -> Any:
+        result = original(mine, run)
+        return replace(result, nll=found[run.progress.step] * result.targets)
+
+    monkeypatch.setattr(loop, "_together", measured)
+    changes = {"training__max_steps": 14, "evaluation__every": 3, "checkpoint__every": 4, "checkpoint__keep": 1}
+    config, run, only = config_file(tmp_path, **changes), tmp_path / "run", tmp_path / "only"
+    assert run_command("pretrain", config, "--set", f"run.output_dir={run}").status == 0
+    assert (run / "best").read_text() == "checkpoints/step-6\n"
+    assert [folder.name for folder in list_checkpoints(run)] == ["step-14", "step-6"]
+    assert find_checkpoint(run / "best").progress().best_loss == pytest.approx(3.0)
+    assert (run / "latest").read_text() == "checkpoints/step-14\n"
+    settings = ["--set", f"run.output_dir={only}", "--set", "checkpoint.keep_best=false"]
+    assert run_command("pretrain", config, *settings).status == 0
+    assert [folder.name for folder in list_checkpoints(only)] == ["step-14"]
