@@ -1,5 +1,6 @@
 """What cannot be imported is refused in one sentence, status 2, and nothing is written, or run, or touched."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -101,14 +102,46 @@ def test_plain_pickles_and_weights_of_transformers(
     assert not touched.exists()
 
 
-def test_a_pickle_cannot_change_the_classes_that_stand_for_others(tmp_path: Path) -> None:
-    """torch's old form writes a file of differences for classes with this attribute."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data_utils\nCorpus",
+        "collections\nCounter",
+        "collections\nOrderedDict",
+        "builtins\nset",
+        "torch._utils\n_rebuild_tensor",
+        "torch._utils\n_rebuild_tensor_v2",
+        "torch._utils\n_rebuild_parameter",
+    ],
+)
+def test_a_pickle_cannot_have_torch_write_a_file_of_differences(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its old form torch compares the source of a class with the stored one, and writes what differs on request.
 
-    path = tmp_path / "vocab.pkl"
-    # GLOBAL data_utils.Corpus, then BUILD of (None, {"dump_patches": True}) on the class itself
-    path.write_bytes(b"\x80\x02cdata_utils\nCorpus\nN}X\x0c\x00\x00\x00dump_patches\x88s\x86b.")
+    The pickle sets ``dump_patches`` on something that it names, and then says that this is a stored class.
+    """
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.pt"
+    torch.save({}, path, _use_new_zipfile_serialization=False)
+    start = path.read_bytes()
+    start = start[: start.index(b"\x80\x02}q\x00.")]  # the content; the magic number, version and machine are before it
+
+    def text(value: str) -> bytes:
+        return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+    named = b"c" + name.encode() + b"\n"
+    change = b"N}" + text("dump_patches") + b"\x88s\x86b"  # BUILD of (None, {"dump_patches": True})
+    module = b"(" + text("module") + named + text("file") + text("other source") + b"tQ"  # a persistent id
+    path.write_bytes(start + b"\x80\x02" + named + change + b"0" + module + b"." + pickle.dumps([], protocol=2))
+    before = sorted(tmp_path.iterdir())
     with pytest.raises(UsageError):
-        read_pickle(path)
+        read_torch(path)
+    assert sorted(tmp_path.iterdir()) == before
+    path.write_bytes(start + b"\x80\x02" + module + b"." + pickle.dumps([], protocol=2))
+    with contextlib.suppress(UsageError):
+        read_torch(path)
+    assert sorted(tmp_path.iterdir()) == before
     assert Bag.dump_patches is False
 
 
@@ -161,13 +194,10 @@ def test_another_architecture(refused: Callable[..., str], xlnet: Path, golden: 
     assert "holds Linear; a Transformer-XL is" in refused(source)
     torch.save({"weight": torch.zeros(2)}, source)
     assert "holds a dict; a Transformer-XL is" in refused(source)
-    assert "holds nothing that can be imported" in refused(golden_free(tmp_path))
-    assert "no such file or folder" in refused(tmp_path / "nowhere")
-
-
-def golden_free(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
-    return tmp_path / "empty"
+    assert "holds nothing that can be imported" in refused(tmp_path / "empty")
+    assert "config.json: is one file of a checkpoint; give the folder" in refused(xlnet / "config.json")
+    assert "no such file or folder" in refused(tmp_path / "nowhere")
 
 
 def test_missing_and_unexpected_tensors_are_named(

@@ -131,6 +131,8 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
     if index is not None:
         return _as_asked("tensorflow-xlnet", index, format_name)
     if source.is_file():
+        if source.suffix != ".pt":
+            raise UsageError(f"{source}: is one file of a checkpoint; give the folder that it lies in")
         name = "nvidia-transformer-xl" if source.name.startswith("checkpoint") else "transformer-xl"
         pickled = {"transformer-xl", "nvidia-transformer-xl"}
         return (format_name if format_name in pickled else _as_asked(name, source, format_name)[0]), source

@@ -10,8 +10,8 @@ Python's with the same list, as are plain pickles.
 import pickle
 import re
 import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -26,6 +26,25 @@ class _Sealed(type):
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise TypeError(f"{cls.__name__}.{name} cannot be set")
+
+
+class _Rebuild:
+    """A function that makes a tensor, without attributes that a pickle could set.
+
+    torch writes a file for what has a source and an attribute ``dump_patches``, which a function could be given.
+    """
+
+    __slots__ = ("function",)
+    function: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, "function", function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError(f"{name} cannot be set")
 
 
 class Bag(metaclass=_Sealed):
@@ -85,13 +104,14 @@ BAGS: dict[str, type[Bag]] = {
 
 _LET_THROUGH: dict[str, Any] = {
     "collections.OrderedDict": OrderedDict,
-    "collections.Counter": Counter,
+    "collections.Counter": _Sealed("Counter", (Bag,), {}),
     "builtins.set": set,
     "__builtin__.set": set,
-    "torch._utils._rebuild_tensor": torch._utils._rebuild_tensor,
-    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
-    "torch._utils._rebuild_parameter": torch._utils._rebuild_parameter,
+    "torch._utils._rebuild_tensor": _Rebuild(torch._utils._rebuild_tensor),
+    "torch._utils._rebuild_tensor_v2": _Rebuild(torch._utils._rebuild_tensor_v2),
+    "torch._utils._rebuild_parameter": _Rebuild(torch._utils._rebuild_parameter),
 }
+"""All of these refuse to have attributes set."""
 
 _ZIP, _OLD = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """How files of ``torch.save`` begin, in the current form and in the old one."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xltrain.errors import UsageError
 from xltrain.interop.huggingface import ACTIVATIONS, PER_LAYER, SEGMENTS, UNTIED, WHOLE
 from xltrain.interop.imported import Settings, require_names
 
@@ -74,7 +75,8 @@ def sections(
     settings.refuse_unless("attn_type", "bi", "bi", "with any other, XLNet's rows see only what precedes them")
     activation = values.get("ff_activation", "gelu")
     if activation not in activations:
-        settings.refuse_unless("ff_activation", next(iter(activations)), None, f"known are {', '.join(activations)}")
+        known = ", ".join(activations)
+        raise UsageError(f"{settings.source}: ff_activation is {activation!r}, which xltrain has not; it has {known}")
     heads, num_layers = settings.count("n_head"), settings.count("n_layer")
     remembers = settings.flag("use_mems_eval", True)
     dropout = settings.number("dropout", 0.1)
