@@ -376,7 +376,7 @@ def test_a_text_can_end_with_a_line_or_with_the_document(corpus: corpora.Corpus,
         (["--until", "noon"], "--until: 'noon' is not allowed; choose document, line, never"),
         (["--until", "line"], "--until line: this run's vocabulary (sentencepiece) has no token for the end of a line"),
         (["--mem-len", "0"], "--mem-len: 0 would leave every token without those before it"),
-        (["--no-start"], "prompt 1 has no token, and nothing stands before a text here; give a prompt"),
+        (["--no-start"], "prompt 1 has no token, and nothing stands before it; give a prompt, or --start"),
     ],
 )
 def test_an_option_of_generate_that_cannot_be(finished: Any, cli: Cli, options: list[str], said: str):

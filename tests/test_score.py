@@ -14,6 +14,7 @@ from test_context import T, loaded
 
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer
 from xltrain.data.words import WordTokenizer
+from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given
@@ -160,9 +161,11 @@ def test_documents_that_are_kept_apart_do_not_see_one_another(objective: str):
 # --- text as ids
 
 
-def encoder(tokenizer: Any, separator: str = "blank_line", **sections: dict[str, Any]) -> Encoder:
+def encoder(
+    tokenizer: Any, separator: str = "blank_line", *, start: bool | None = None, **sections: dict[str, Any]
+) -> Encoder:
     config = corpora.config_for(Path("a.txt"), Path(), corpus={"document_separator": separator}, **sections)
-    return Encoder.of(config, tokenizer)
+    return Encoder.of(config, tokenizer, start=start)
 
 
 CHARACTERS = CharTokenizer("\n abcdefgh")
@@ -193,6 +196,11 @@ def test_what_stands_before_a_text_is_what_stood_before_documents_in_training():
     words = WordTokenizer(["<eos>", "a", "b"], eos=True, lower=False)
     assert encoder(words).begin() == [0]
     assert encoder(WordTokenizer(["a", "b"], eos=False, lower=False)).begin() == []
+    assert encoder(CHARACTERS, "file").begin() == []  # files may be too few for a model to know their ends
+    assert encoder(CHARACTERS, "file", start=True).begin() == [EOD]
+    assert encoder(CHARACTERS, start=False).begin() == []
+    with pytest.raises(UsageError, match="--start: nothing stands before a text of this run"):
+        encoder(CHARACTERS, start=True, segments={"cross_documents": False})
 
 
 def test_of_a_prompt_only_the_last_document_counts_where_they_are_kept_apart():

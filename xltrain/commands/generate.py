@@ -11,17 +11,22 @@ from xltrain import console
 from xltrain.commands.options import AsJson, Source
 from xltrain.errors import UsageError
 
+StartMark = Annotated[
+    bool | None,
+    typer.Option(
+        "--start/--no-start", help="Put a document's end before each text; by default unless documents are files."
+    ),
+]
+
 
 def score(
     source: Source,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Lines of text or JSON; - is standard input.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text or JSON; - is standard input.")] = "-",
     form: Annotated[
         str, typer.Option("--format", help="lines, jsonl ({'context': ..., 'text': ...}), or auto: by the first line.")
     ] = "auto",
     per_token: Annotated[bool, typer.Option("--per-token", help="Also every piece and its log-probability.")] = False,
-    start: Annotated[
-        bool, typer.Option("--start/--no-start", help="Whether a document's end stands before each text.")
-    ] = True,
+    start: StartMark = None,
     end: Annotated[bool, typer.Option("--end", help="Also score that the text ends.")] = False,
     mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Texts at once; does not change the result.")] = None,
@@ -46,7 +51,7 @@ def generate(
     source: Source,
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="[PROMPT]", help="Text to go on with; - is standard input; none: a new text."),
+        typer.Argument(metavar="PROMPT", help="Text to go on with; - is standard input; none: a new text."),
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Every line of the file or input is a prompt.")] = False,
@@ -57,9 +62,7 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same seed gives the same text.")] = 0,
     num_samples: Annotated[int, typer.Option(min=1, help="Samples of every prompt.")] = 1,
-    start: Annotated[
-        bool, typer.Option("--start/--no-start", help="Whether a document's end stands before each prompt.")
-    ] = True,
+    start: StartMark = None,
     mem_len: Annotated[
         int | None, typer.Option(min=0, help="Remembered positions; by default what training reached.")
     ] = None,

@@ -102,7 +102,7 @@ def generate(
     max_tokens: int,
     num_samples: int,
     until: str,
-    start: bool,
+    start: bool | None,
     mem_len: int | None,
     batch_size: int | None,
     show: Callable[[Sample, str], None],
@@ -130,7 +130,9 @@ def generate(
     ids = [encoder.prompt(prompt) for prompt in prompts]
     for number, row in enumerate(ids):
         if not row:
-            raise UsageError(f"prompt {number + 1} has no token, and nothing stands before a text here; give a prompt")
+            raise UsageError(
+                f"prompt {number + 1} has no token, and nothing stands before it; give a prompt, or --start"
+            )
     samples = [
         Sample(
             number=prompt * num_samples + copy,

@@ -37,7 +37,7 @@ def score_lines(
     file: str,
     *,
     form: str,
-    start: bool,
+    start: bool | None,
     end: bool,
     per_token: bool,
     mem_len: int | None,

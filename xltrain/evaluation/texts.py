@@ -7,6 +7,7 @@ from xltrain.data.corpus import cleaned_text
 from xltrain.data.kinds import column_separator
 from xltrain.data.tokenizer import Tokenizer, find_piece
 from xltrain.data.words import WordTokenizer
+from xltrain.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,25 @@ class Encoder:
     apart: bool
 
     @classmethod
-    def of(cls, config: Config, tokenizer: Tokenizer, *, start: bool = True) -> "Encoder":
-        """For a run's texts. ``start``: whether they begin with a start mark, if training text has one."""
+    def of(cls, config: Config, tokenizer: Tokenizer, *, start: bool | None = None) -> "Encoder":
+        """For a run's texts. ``start``: whether they begin with a start mark; None: if the model will know it.
+
+        Raises:
+            UsageError: if a start mark is asked for and there is none.
+        """
+        mark = start_mark(config, tokenizer)
+        if start and mark is None:
+            raise UsageError(
+                "--start: nothing stands before a text of this run (its documents are kept apart, or it has no mark "
+                "for their ends); leave it out"
+            )
+        if start is None:  # documents that are whole files may be so few that their ends were hardly ever seen
+            start = config.corpus.document_separator != "file" or isinstance(tokenizer, WordTokenizer)
         pairs = config.two_columns
         return cls(
             tokenizer=tokenizer,
             separator=config.corpus.document_separator,
-            start=start_mark(config, tokenizer) if start else None,
+            start=mark if start else None,
             end=end_mark(tokenizer),
             pairs=pairs,
             between=column_separator(tokenizer) if pairs else None,
@@ -118,9 +131,9 @@ class Encoder:
 def start_mark(config: Config, tokenizer: Tokenizer) -> int | None:
     """What stands before a document in training and may be seen from it: the end mark of the one before.
 
-    None where documents are kept apart, since nothing is seen from a document's first token then.
+    None where documents are kept apart, since nothing is seen from a document's first token then, and for pairs.
     """
-    if not config.segments.cross_documents:
+    if not config.segments.cross_documents or config.two_columns:
         return None
     return end_mark(tokenizer)
 
