@@ -17,7 +17,7 @@ from test_score import next_log_probs
 
 from xltrain.data.tokenizer import CONTROLS, SPECIALS, CharTokenizer, SentencePieceTokenizer
 from xltrain.data.words import ByteTokenizer, WordTokenizer
-from xltrain.evaluation.generate import Ends
+from xltrain.evaluation.generate import Ends, line_end
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.reading import Reader
 from xltrain.evaluation.sampling import Sampling
@@ -388,3 +388,11 @@ def test_a_masked_model_does_not_generate(corpus: corpora.Corpus, cli: Cli, tmp_
     assert cli("pretrain", config).status == 0
     said = cli("generate", tmp_path / "run", "Bada").sentence()
     assert said.startswith("generate needs a model that predicts from what comes before")
+
+
+def test_lines_end_with_what_their_vocabulary_has_for_it(spiece: Path):
+    assert line_end(ByteTokenizer()) == len(SPECIALS) + 10
+    assert line_end(CharTokenizer("\nab")) == 9
+    assert line_end(WordTokenizer(["<eos>", "a"], eos=True, lower=False)) == 0
+    assert line_end(WordTokenizer(["a"], eos=False, lower=False)) is None
+    assert line_end(SentencePieceTokenizer(spiece.read_bytes())) is None

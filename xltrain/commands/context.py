@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from xltrain.commands.options import AsJson, table
+from xltrain.commands.options import AsJson, ClampLen, SplitName, TextFiles, table
 from xltrain.errors import UsageError
 
 
@@ -15,17 +15,13 @@ def context(
         list[Path],
         typer.Argument(metavar="RUN_OR_CHECKPOINT...", help="Folders of runs or checkpoints; several are compared."),
     ],
-    data: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="validation or test, as the first run's configuration names them.")
-    ] = "validation",
+    data: TextFiles = None,
+    split: SplitName = "validation",
     mem_lens: Annotated[
         str | None,
         typer.Option(metavar="M,M,...", help="Memory lengths of the curve; by default 0 to 8 times the trained one."),
     ] = None,
-    clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
+    clamp_len: ClampLen = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
     step: Annotated[
         int, typer.Option(min=1, help="Tokens by which the given context grows; the paper's is 100.")

@@ -6,17 +6,13 @@ from typing import Annotated
 
 import typer
 
-from xltrain.commands.options import AsJson, Overrides, Source, show, table
+from xltrain.commands.options import AsJson, ClampLen, Overrides, Source, SplitName, TextFiles, show, table
 
 
 def eval_ppl(
     source: Source,
-    data: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option(help="validation or test, as the run's configuration names them.")
-    ] = "validation",
+    data: TextFiles = None,
+    split: SplitName = "validation",
     mode: Annotated[str, typer.Option(help="stream, document or sliding; see docs/evaluation.md.")] = "stream",
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
     mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
@@ -29,7 +25,7 @@ def eval_ppl(
     same_length: Annotated[
         bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
     ] = None,
-    clamp_len: Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")] = None,
+    clamp_len: ClampLen = None,
     left_to_right: Annotated[
         bool, typer.Option("--left-to-right", help="Permutation models: the text's perplexity, token after token.")
     ] = False,

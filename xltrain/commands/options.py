@@ -12,6 +12,11 @@ Overrides = Annotated[
     typer.Option("--set", metavar="A.B=C", help="Set a key of the configuration; may be given more than once."),
 ]
 Source = Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder, or a checkpoint's.")]
+TextFiles = Annotated[
+    list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
+]
+SplitName = Annotated[str, typer.Option(help="validation or test, as the (first) run's configuration names them.")]
+ClampLen = Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]

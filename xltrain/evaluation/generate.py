@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xltrain.data.tokenizer import SPECIALS, find_piece, never_target
+from xltrain.data.tokenizer import SPECIALS, Tokenizer, find_piece, never_target
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
 from xltrain.evaluation.reading import Reader, refuse_unordered
 from xltrain.evaluation.sampling import Sampling
 from xltrain.evaluation.spelling import Speller
-from xltrain.evaluation.texts import Encoder
+from xltrain.evaluation.texts import Encoder, end_mark
 
 UNTIL = ("document", "line", "never")
 
@@ -77,21 +77,30 @@ class Ends:
             allowed[tokenizer.unk] = False
         if tokenizer.kind in ("char", "byte"):
             allowed[: len(SPECIALS)] = False  # <eop> too, which only sentencepiece finds in a text
-        lines = find_piece(tokenizer, "<eos>" if isinstance(tokenizer, WordTokenizer) else "\n")
-        if tokenizer.kind == "byte":
-            lines = find_piece(tokenizer, "<0x0A>")
-        stops = {tokenizer.eod, lines if until == "line" or config.two_columns else None} - {None}
-        if until == "line" and lines is None:
+        line = line_end(tokenizer)
+        if until == "line" and line is None:
             raise UsageError(
                 f"--until line: this run's vocabulary ({tokenizer.kind}) has no token for the end of a line; choose "
                 "document or never"
             )
+        stops = {
+            "never": set(),
+            "document": {tokenizer.eod, line if config.two_columns else None},  # a target is one line
+            "line": {tokenizer.eod, line},
+        }[until]
         end = None
         if tokenizer.eod is not None:
             learned = config.objective.name != "permutation"  # which is never asked for control pieces
             allowed[tokenizer.eod] = learned and (until != "never" or config.segments.cross_documents)
             end = tokenizer.eod, "\n" if config.corpus.document_separator == "line" else "\n\n"
-        return cls(frozenset() if until == "never" else frozenset(t for t in stops if t is not None), allowed, end)
+        return cls(frozenset(token for token in stops if token is not None), allowed, end)
+
+
+def line_end(tokenizer: Tokenizer) -> int | None:
+    """The token that ends a line; None for sentencepiece, which has none."""
+    if isinstance(tokenizer, WordTokenizer):
+        return end_mark(tokenizer)
+    return find_piece(tokenizer, "<0x0A>" if tokenizer.kind == "byte" else "\n")
 
 
 def generate(
