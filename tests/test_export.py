@@ -153,7 +153,7 @@ def test_what_cannot_be_expressed_is_refused_before_anything_is_written(
 
 def test_an_unknown_format_is_refused(cli: Callable[..., Any], trained: Path, tmp_path: Path):
     done = cli("export-checkpoint", trained, tmp_path / "out", "--format", "onnx")
-    said = "xltrain: --format: 'onnx' is not allowed; choose huggingface, remote-code, safetensors\n"
+    said = "xltrain: --format: 'onnx' is not allowed; choose huggingface, remote-code, transfo-xl, safetensors\n"
     assert (done.status, done.err) == (2, said)
     assert names(tmp_path) == []
 

@@ -21,7 +21,7 @@ from xltrain.data.tokenizer import (
     Tokenizer,
     train_characters,
 )
-from xltrain.data.words import ByteTokenizer, WordTokenizer
+from xltrain.data.words import ByteTokenizer
 from xltrain.interop.spiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceModel
 from xltrain.interop.tokenizer import reasons_against, special_ids, tokenizer_files
 
@@ -285,8 +285,3 @@ def test_a_model_without_some_of_the_special_pieces(tmp_path: Path):
 def test_what_cannot_be_expressed_is_named(options: dict[str, Any], reason: str):
     found = reasons_against(foreign(**options))
     assert found == [f"the sentencepiece model {reason}: the export does not know how to say that"]
-
-
-def test_words_are_refused():
-    words = WordTokenizer(["<eos>", "the", "<unk>"], eos=True, lower=False)
-    assert reasons_against(words) == ["tokenizer.kind is word: only sentencepiece, char and byte can be expressed"]

@@ -16,7 +16,7 @@ def export_checkpoint(
         typer.Option(
             "--format",
             help="huggingface: transformers' XLNet class; remote-code: any model, with code for transformers' "
-            "trust_remote_code; safetensors: weights and configuration.",
+            "trust_remote_code; transfo-xl: for transformers 4.x; safetensors: weights and configuration.",
         ),
     ] = "huggingface",
     average: Annotated[int, typer.Option(min=1, help="Export the mean of the last so many checkpoints.")] = 1,

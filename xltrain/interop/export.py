@@ -122,7 +122,7 @@ def _names(output: Path) -> set[str]:
     return {
         *("config.json", "config.yaml", "model.safetensors", "model.safetensors.index.json", "README.md"),
         *tokenizer.FILES,
-        *("characters.json", "words.json", "bytes.json", "cleanup.json"),
+        *("vocab.txt", "characters.json", "words.json", "bytes.json", "cleanup.json"),
         *remote_code.code_files(),
         *shards,
     }

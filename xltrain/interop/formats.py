@@ -10,7 +10,8 @@ from torch import Tensor
 from xltrain.config.load import dump_config
 from xltrain.config.schema import Config
 from xltrain.data.tokenizer import Tokenizer
-from xltrain.interop import huggingface, plain, remote_code, tokenizer, verify
+from xltrain.data.words import WordTokenizer
+from xltrain.interop import huggingface, plain, remote_code, tokenizer, transfo_xl, verify
 from xltrain.model.transformer import LanguageModel
 
 
@@ -109,6 +110,34 @@ def _remote_difference(folder: Path, subject: Subject) -> float:
     return remote_code.largest_difference(subject.model, theirs, seq_len=_segment(subject.config))
 
 
+def _transfo_xl_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
+    return transfo_xl.reasons_against(config) + tokenizer.reasons_against(vocabulary)
+
+
+def _transfo_xl_settings(subject: Subject) -> dict[str, Any]:
+    specials = tokenizer.special_ids(subject.vocabulary)
+    end = specials.get("<eod>", specials.get("<eos>"))
+    return transfo_xl.settings(subject.config, vocab_size=subject.vocabulary.vocab_size, end=end)
+
+
+def _transfo_xl_tensors(subject: Subject) -> dict[str, Tensor]:
+    sizes, layout = subject.config.model, transfo_xl.layout_of(subject.config)
+    original = transfo_xl.to_original(huggingface.folded_weights(subject.model), layout)
+    return transfo_xl.to_transformers(original, num_layers=sizes.num_layers, d_model=sizes.d_model)
+
+
+def _transfo_xl_files(subject: Subject) -> Mapping[str, bytes]:
+    found = dict(tokenizer.tokenizer_files(subject.vocabulary, ends_text=False))
+    if isinstance(subject.vocabulary, WordTokenizer):
+        found["vocab.txt"] = "".join(f"{word}\n" for word in subject.vocabulary.words).encode("utf-8")
+    return found
+
+
+def _transfo_xl_difference(folder: Path, subject: Subject) -> float:
+    size = subject.vocabulary.vocab_size
+    return transfo_xl.largest_difference(subject.model, folder, subject.config, vocab_size=size)
+
+
 def _plain_settings(subject: Subject) -> dict[str, Any]:
     settings = _remote_settings(subject)
     return {key: value for key, value in settings.items() if key not in ("architectures", "auto_map", "model_type")}
@@ -152,6 +181,20 @@ FORMATS: dict[str, Format] = {
             'model = {auto}.from_pretrained("{folder}", trust_remote_code=True)\n'
             'tokenizer = AutoTokenizer.from_pretrained("{folder}", trust_remote_code=True)'
         ),
+    ),
+    "transfo-xl": Format(
+        target=transfo_xl.ARCHITECTURE,
+        reasons=_transfo_xl_reasons,
+        settings=_transfo_xl_settings,
+        tensors=_transfo_xl_tensors,
+        files=_transfo_xl_files,
+        difference=_transfo_xl_difference,
+        usage=(
+            "from transformers import AutoTokenizer, TransfoXLLMHeadModel  # transformers 4.x\n\n"
+            'model = TransfoXLLMHeadModel.from_pretrained("{folder}")\n'
+            'tokenizer = AutoTokenizer.from_pretrained("{folder}")'
+        ),
+        needs_transformers=False,
     ),
     "safetensors": Format(
         target="plain files",

@@ -14,72 +14,72 @@ from torch import Tensor
 Convert = Callable[[Tensor], Tensor]  # their tensor -> ours
 
 
-def _same(tensor: Tensor) -> Tensor:
+def same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _query(tensor: Tensor) -> Tensor:
+def query(tensor: Tensor) -> Tensor:
     return tensor.chunk(3)[0]  # (3*N*H, D) -> (N*H, D)
 
 
-def _key_and_value(tensor: Tensor) -> Tensor:
+def key_and_value(tensor: Tensor) -> Tensor:
     return tensor[tensor.shape[0] // 3 :]  # (3*N*H, D) -> (2*N*H, D)
 
 
-def _of_layers(tensor: Tensor) -> Tensor:
+def of_layers(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 3 else tensor[None]  # (N, H), shared by all layers -> (1, N, H)
 
 
-def _turned(tensor: Tensor) -> Tensor:
+def turned(tensor: Tensor) -> Tensor:
     return tensor.flip(0)  # the original stores the row of the last bin first
 
 
 WHOLE: tuple[tuple[str, str, Convert], ...] = (
-    ("r_w_bias", "bias_u", _of_layers),
-    ("r_r_bias", "bias_v", _of_layers),
+    ("r_w_bias", "bias_u", of_layers),
+    ("r_r_bias", "bias_v", of_layers),
 )
 """Tensors outside the layers: their name, ours, how one becomes the other."""
 
 PER_LAYER: tuple[tuple[str, str, Convert], ...] = (
-    ("layers.{}.dec_attn.qkv_net.weight", "layers.{}.attention.query.weight", _query),
-    ("layers.{}.dec_attn.qkv_net.weight", "layers.{}.attention.key_value.weight", _key_and_value),
-    ("layers.{}.dec_attn.r_net.weight", "layers.{}.attention.distance.weight", _same),
-    ("layers.{}.dec_attn.o_net.weight", "layers.{}.attention.output.weight", _same),
-    ("layers.{}.dec_attn.layer_norm.weight", "layers.{}.attention_norm.weight", _same),
-    ("layers.{}.dec_attn.layer_norm.bias", "layers.{}.attention_norm.bias", _same),
-    ("layers.{}.pos_ff.CoreNet.0.weight", "layers.{}.feed_forward.inner.weight", _same),
-    ("layers.{}.pos_ff.CoreNet.0.bias", "layers.{}.feed_forward.inner.bias", _same),
-    ("layers.{}.pos_ff.CoreNet.3.weight", "layers.{}.feed_forward.outer.weight", _same),
-    ("layers.{}.pos_ff.CoreNet.3.bias", "layers.{}.feed_forward.outer.bias", _same),
-    ("layers.{}.pos_ff.layer_norm.weight", "layers.{}.feed_forward_norm.weight", _same),
-    ("layers.{}.pos_ff.layer_norm.bias", "layers.{}.feed_forward_norm.bias", _same),
+    ("layers.{}.dec_attn.qkv_net.weight", "layers.{}.attention.query.weight", query),
+    ("layers.{}.dec_attn.qkv_net.weight", "layers.{}.attention.key_value.weight", key_and_value),
+    ("layers.{}.dec_attn.r_net.weight", "layers.{}.attention.distance.weight", same),
+    ("layers.{}.dec_attn.o_net.weight", "layers.{}.attention.output.weight", same),
+    ("layers.{}.dec_attn.layer_norm.weight", "layers.{}.attention_norm.weight", same),
+    ("layers.{}.dec_attn.layer_norm.bias", "layers.{}.attention_norm.bias", same),
+    ("layers.{}.pos_ff.CoreNet.0.weight", "layers.{}.feed_forward.inner.weight", same),
+    ("layers.{}.pos_ff.CoreNet.0.bias", "layers.{}.feed_forward.inner.bias", same),
+    ("layers.{}.pos_ff.CoreNet.3.weight", "layers.{}.feed_forward.outer.weight", same),
+    ("layers.{}.pos_ff.CoreNet.3.bias", "layers.{}.feed_forward.outer.bias", same),
+    ("layers.{}.pos_ff.layer_norm.weight", "layers.{}.feed_forward_norm.weight", same),
+    ("layers.{}.pos_ff.layer_norm.bias", "layers.{}.feed_forward_norm.bias", same),
 )
 """Tensors of every layer."""
 
 PLAIN: tuple[tuple[str, str, Convert], ...] = (
-    ("word_emb.emb_layers.0.weight", "embedding.weight", _same),
-    ("crit.out_layers.0.bias", "softmax.bias", _same),
+    ("word_emb.emb_layers.0.weight", "embedding.weight", same),
+    ("crit.out_layers.0.bias", "softmax.bias", same),
 )
 """Without bins."""
 
 ADAPTIVE: tuple[tuple[str, str, Convert], ...] = (
-    ("crit.cluster_weight", "softmax.cluster_weight", _turned),
-    ("crit.cluster_bias", "softmax.cluster_bias", _turned),
+    ("crit.cluster_weight", "softmax.cluster_weight", turned),
+    ("crit.cluster_bias", "softmax.cluster_bias", turned),
 )
 """With bins."""
 
 PER_TABLE: tuple[tuple[str, str, Convert], ...] = (
-    ("word_emb.emb_layers.{}.weight", "embedding.tables.{}", _same),
-    ("crit.out_layers.{}.bias", "softmax.biases.{}", _same),
+    ("word_emb.emb_layers.{}.weight", "embedding.tables.{}", same),
+    ("crit.out_layers.{}.bias", "softmax.biases.{}", same),
 )
 """With bins: of every table; one if div_val is 1, else one per bin."""
 
-PROJECTION = ("word_emb.emb_projs.{}", "embedding.projections.{}", _same)
+PROJECTION = ("word_emb.emb_projs.{}", "embedding.projections.{}", same)
 """With bins and div_val above 1: of every bin."""
 
-UNTIED_PLAIN = ("crit.out_layers.0.weight", "softmax.weight", _same)
-UNTIED_TABLE = ("crit.out_layers.{}.weight", "softmax.weights.{}", _same)
-UNTIED_PROJECTION = ("crit.out_projs.{}", "softmax.projections.{}", _same)
+UNTIED_PLAIN = ("crit.out_layers.0.weight", "softmax.weight", same)
+UNTIED_TABLE = ("crit.out_layers.{}.weight", "softmax.weights.{}", same)
+UNTIED_PROJECTION = ("crit.out_projs.{}", "softmax.projections.{}", same)
 """Where the softmax has tensors of its own, rather than the embedding's."""
 
 COMPUTED = "pos_emb.inv_freq"
