@@ -63,7 +63,7 @@ class Case:
     def stream(self, split: Split, rows: int = 2, seq_len: int = T) -> Stream:
         common: dict[str, Any] = {"total_rows": rows, "seq_len": seq_len, "shuffle": False, "seed": 5}
         if self.layout == "columns":
-            return ColumnStream(split, alone=False, **common)
+            return ColumnStream(split, **common)
         common["bidirectional"] = self.bidirectional
         if self.layout == "pair":
             return PairStream(split, reuse_len=self.reuse_len(seq_len), mem_len=M, sep=SEP, cls=CLS, **common)

@@ -28,14 +28,12 @@ from xltrain.model.visibility import Visibility
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import IGNORE, PADDED, Plan
 from xltrain.objectives.seq2seq import Seq2Seq
-from xltrain.training.build import build_stream
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=14)
 SIZES: dict[str, Any] = {
     "lengths": LENGTHS,
     "seq_len": st.integers(2, 24),
     "rows": st.integers(1, 4),
-    "alone": st.booleans(),
     "shuffle": st.booleans(),
 }
 DRAW = Draw(seed=1, step=1, rows=torch.arange(4))
@@ -93,8 +91,8 @@ def test_the_longer_part_is_cut_at_its_end(source: int, target: int, seq_len: in
     assert min(kept(source, target, seq_len)) >= 1
 
 
-def stream_of(split: Split, total_rows: int, seq_len: int, alone: bool, shuffle: bool, **more: Any) -> ColumnStream:
-    return ColumnStream(split, total_rows=total_rows, seq_len=seq_len, alone=alone, shuffle=shuffle, seed=5, **more)
+def stream_of(split: Split, total_rows: int, seq_len: int, shuffle: bool, **more: Any) -> ColumnStream:
+    return ColumnStream(split, total_rows=total_rows, seq_len=seq_len, shuffle=shuffle, seed=5, **more)
 
 
 def epoch_of(stream: ColumnStream, epoch: int) -> list[Segment]:
@@ -108,10 +106,10 @@ def epoch_of(stream: ColumnStream, epoch: int) -> list[Segment]:
 
 @given(**SIZES)
 def test_every_pair_is_read_whole_once_per_epoch(
-    lengths: list[tuple[int, int]], seq_len: int, rows: int, alone: bool, shuffle: bool
+    lengths: list[tuple[int, int]], seq_len: int, rows: int, shuffle: bool
 ):
     split = pairs_of(lengths)
-    stream = stream_of(split, rows, seq_len, alone, shuffle)
+    stream = stream_of(split, rows, seq_len, shuffle)
     wanted = pieces(split, seq_len)
     for epoch in (0, 1):
         segments = epoch_of(stream, epoch)
@@ -119,10 +117,6 @@ def test_every_pair_is_read_whole_once_per_epoch(
         for segment in segments:
             assert segment.fresh.all()
             assert (segment.next_token == -1).all()
-            in_row = [len(number.unique()) for number in segment.document]
-            assert not alone or all(count == 1 or length for count, length in zip(in_row, segment.length, strict=True))
-            if alone:
-                assert len(pairs_in(segment)) <= rows
     long, lost = stream.pairs.count_cut()
     assert long == sum(source + target > seq_len for source, target in lengths)
     assert lost == sum(target for _, target in lengths) - sum(len(target) for _, target in wanted)
@@ -131,11 +125,11 @@ def test_every_pair_is_read_whole_once_per_epoch(
 
 @given(**SIZES)
 def test_a_batch_takes_as_many_pairs_as_first_fit_allows(
-    lengths: list[tuple[int, int]], seq_len: int, rows: int, alone: bool, shuffle: bool
+    lengths: list[tuple[int, int]], seq_len: int, rows: int, shuffle: bool
 ):
     split = pairs_of(lengths)
     sizes = [sum(kept(*pair, seq_len)) for pair in lengths]
-    stream = stream_of(split, rows, seq_len, alone, False)
+    stream = stream_of(split, rows, seq_len, False)
     position = Position()
     while position.epoch == 0:
         room, used = [seq_len] * rows, position.segment
@@ -143,24 +137,23 @@ def test_a_batch_takes_as_many_pairs_as_first_fit_allows(
             fitting = [row for row in range(rows) if room[row] >= sizes[used]]
             if not fitting:
                 break
-            room[fitting[0]] = 0 if alone else room[fitting[0]] - sizes[used]
+            room[fitting[0]] -= sizes[used]
             used += 1
         segment, position = stream.read(position)
-        if not alone:
-            assert segment.length.tolist() == [seq_len - left for left in room]
+        assert segment.length.tolist() == [seq_len - left for left in room]
         assert position == (Position(0, used) if used < len(sizes) else Position(1, 0))
 
 
 @given(**SIZES, cut_at=st.integers(0, 4), skip=st.integers(0, 5))
 def test_a_position_and_a_range_of_rows_say_all(
-    lengths: list[tuple[int, int]], seq_len: int, rows: int, alone: bool, shuffle: bool, cut_at: int, skip: int
+    lengths: list[tuple[int, int]], seq_len: int, rows: int, shuffle: bool, cut_at: int, skip: int
 ):
     split, cut_at = pairs_of(lengths), min(cut_at, rows)
-    whole, position = stream_of(split, rows, seq_len, alone, shuffle), Position()
+    whole, position = stream_of(split, rows, seq_len, shuffle), Position()
     for _ in range(skip):
         _, position = whole.read(position)
-    low = stream_of(split, rows, seq_len, alone, shuffle, first_row=0, rows=cut_at)
-    high = stream_of(split, rows, seq_len, alone, shuffle, first_row=cut_at, rows=rows - cut_at)
+    low = stream_of(split, rows, seq_len, shuffle, first_row=0, rows=cut_at)
+    high = stream_of(split, rows, seq_len, shuffle, first_row=cut_at, rows=rows - cut_at)
     for _ in range(4):
         segment, after = whole.read(position)
         for part, (start, stop) in ((low, (0, cut_at)), (high, (cut_at, rows))):
@@ -174,12 +167,12 @@ def test_a_position_and_a_range_of_rows_say_all(
 def test_many_short_pairs_fill_a_row_that_a_long_one_made_the_usual_size_of():
     split = pairs_of([(400, 400)] + [(1, 1)] * 300)
     assert split.num_tokens // split.num_documents < 8
-    stream = stream_of(split, 2, 1000, False, False)
+    stream = stream_of(split, 2, 1000, False)
     segment, position = stream.read(Position())
     assert position == Position(1, 0)
     assert segment.length.tolist() == [1000, 400]
     split = pairs_of([(1, 1)] * 300 + [(400, 400)] * 40)
-    segment, position = stream_of(split, 1, 500, False, False).read(Position())
+    segment, position = stream_of(split, 1, 500, False).read(Position())
     assert position == Position(0, 250)
     assert segment.length.tolist() == [500]
 
@@ -193,12 +186,10 @@ def plan_of(segment: Segment) -> Plan:
 
 
 @settings(max_examples=60)
-@given(lengths=LENGTHS, seq_len=st.integers(2, 20), rows=st.integers(1, 3), alone=st.booleans())
-def test_visibility_and_targets_against_their_definition(
-    lengths: list[tuple[int, int]], seq_len: int, rows: int, alone: bool
-):
+@given(lengths=LENGTHS, seq_len=st.integers(2, 20), rows=st.integers(1, 3))
+def test_visibility_and_targets_against_their_definition(lengths: list[tuple[int, int]], seq_len: int, rows: int):
     split, predicted = pairs_of(lengths), []
-    for segment, _, _ in every_pair(split, seq_len=seq_len, rows=rows, alone=alone):
+    for segment, _, _ in every_pair(split, seq_len=seq_len, rows=rows):
         plan = plan_of(segment)
         assert plan.document is not None
         assert plan.segment_ids is not None
@@ -230,31 +221,33 @@ def test_visibility_and_targets_against_their_definition(
 
 
 def test_orders_of_a_packed_row():
-    segment, _ = Pairs(pairs_of([(3, 2), (1, 3)]), seq_len=11, alone=False).batch(np.arange(2), rows=1)
+    segment, _ = Pairs(pairs_of([(3, 2), (1, 3)]), seq_len=11).batch(np.arange(2), rows=1)
     plan = plan_of(segment)
     assert plan.order[0].tolist() == [0, 0, 0, 1, 2, 0, 1, 2, 3, PADDED, PADDED]
     assert plan.targets[0].tolist() == [-1, -1, 3, 4, -1, 6, 7, 8, -1, -1, -1]
+    assert plan.place is not None
+    assert plan.place[0, :9].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
 
 
-@settings(max_examples=15)
-@given(lengths=LENGTHS, rows=st.integers(1, 3))
-def test_a_pair_costs_the_same_in_whatever_company(lengths: list[tuple[int, int]], rows: int):
-    model = model_of(vocab_size=300, segment_embeddings=True, query_stream=False)
-    split = pairs_of(lengths)
-    losses = {}
-    for alone in (True, False):
-        found: dict[int, float] = {}
-        for segment, _, _ in every_pair(split, seq_len=20, rows=rows, alone=alone):
+@pytest.mark.parametrize("positions", ["relative", "learned", "sinusoid"])
+def test_a_pair_costs_the_same_in_whatever_company(positions: str):
+    model = model_of(vocab_size=99, segment_embeddings=True, query_stream=False, positions=positions, max_positions=20)
+    split = pairs_of([(3, 4), (1, 2), (9, 9), (2, 1), (5, 6), (4, 4), (8, 1), (1, 8)])
+    pairs = Pairs(split, seq_len=20)
+    batches = [pairs.batch(np.array([number]), rows=1)[0] for number in range(8)]
+    losses: list[dict[int, float]] = []
+    for segments in (batches, [segment for segment, _, _ in every_pair(split, seq_len=20, rows=2)]):
+        losses.append({})
+        for segment in segments:
             plan = plan_of(segment)
             with torch.no_grad():
-                nll, _ = model(**plan.model_inputs(), memory=model.empty_memory(rows=rows, mem_len=0))
+                nll, _ = model(**plan.model_inputs(), memory=model.empty_memory(rows=len(segment.length), mem_len=0))
             counted = plan.targets != IGNORE
-            found |= dict(zip(plan.targets[counted].tolist(), nll[counted].tolist(), strict=True))
-        losses[alone] = found
-    assert losses[True].keys() == losses[False].keys()
-    assert len(losses[True]) == sum(target for _, target in lengths)
-    for token, loss in losses[True].items():
-        assert loss == pytest.approx(losses[False][token], abs=1e-10)
+            losses[-1] |= dict(zip(plan.targets[counted].tolist(), nll[counted].tolist(), strict=True))
+    assert losses[0].keys() == losses[1].keys()
+    assert len(losses[0]) == sum(len(target) for _, target in pieces(split, 20))
+    for token, loss in losses[0].items():
+        assert loss == pytest.approx(losses[1][token], abs=1e-10)
 
 
 # --- from files
@@ -367,16 +360,6 @@ def test_what_ties_pairs_together_is_refused(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_absolute_positions_have_one_pair_to_a_row(tmp_path: Path):
-    train = write_pairs(tmp_path / "a.tsv", [("a", "b")] * 9)
-    for positions, alone in (("learned", True), ("sinusoid", True), ("relative", False), ("none", False)):
-        config = corpora.checked(settings_of(tmp_path, train, model={"positions": positions}))
-        stream = build_stream(config, prepare(config).store.split("train"), prepare(config).store.tokenizer())
-        segment, _ = stream.read(Position())
-        assert (int(segment.length[0]) == 4) == alone
-        assert ("one pair" in stream.notes()[0]) == alone
-
-
 # --- runs
 
 
@@ -407,7 +390,7 @@ def trained(folder: Path, pairs: list[tuple[str, str]], cli: Callable[..., Any],
     )
     outcome = cli("pretrain", config)
     assert outcome.status == 0, outcome.err
-    assert "as many whole pairs to a row as fit" in outcome.err
+    assert "as many whole ones to a row as fit" in outcome.err
     last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     found = {size: json.loads(cli("eval-ppl", folder / "run", "--json", "--batch-size", size).out) for size in (1, 16)}
     assert found[16]["loss"] == last["validation_loss"]

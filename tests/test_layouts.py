@@ -93,6 +93,7 @@ def padded(plan: Plan, extra: int) -> Plan:
         predict=plan.predict,
         document=wider(plan.document, 0),
         segment_ids=wider(plan.segment_ids, 0),
+        place=wider(plan.place, 0),
         backward=plan.backward,
         remember=plan.remember,
     )
@@ -222,7 +223,7 @@ def test_too_little_text_is_refused_or_is_enough(
     outcome = cli("pretrain", corpora.write_config(tmp_path / "c.yaml", data))
     if case.layout == "columns":
         assert outcome.status == 0, outcome.err
-        assert "pairs               1, as many whole pairs to a row as fit" in outcome.err
+        assert "pairs               1, as many whole ones to a row as fit" in outcome.err
         return
     runs = rows // 2 if case.bidirectional else rows
     needed = runs * (61 if case.layout == "pair" else 65)

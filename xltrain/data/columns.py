@@ -35,11 +35,8 @@ def cut(source: np.ndarray, target: np.ndarray, *, seq_len: int) -> tuple[np.nda
     return kept_source, kept_target
 
 
-def fill(sizes: np.ndarray, *, rows: int, seq_len: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Row and place in it of each of the leading pairs of ``sizes`` that fit one batch.
-
-    ``alone``: one pair per row.
-    """
+def fill(sizes: np.ndarray, *, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and place in it of each of the leading pairs of ``sizes`` that fit one batch."""
     room = np.full(rows, seq_len)
     row_of, place_of = [], []
     for size in sizes.tolist():
@@ -48,7 +45,7 @@ def fill(sizes: np.ndarray, *, rows: int, seq_len: int, alone: bool) -> tuple[np
             break
         row_of.append(row)
         place_of.append(seq_len - room[row])
-        room[row] = 0 if alone else room[row] - size
+        room[row] -= size
     return np.array(row_of, dtype=np.int64), np.array(place_of, dtype=np.int64)
 
 
@@ -58,12 +55,11 @@ class Pairs:
     Args:
         split: two-column text.
         seq_len: T; longer pairs are cut, see :func:`cut`.
-        alone: one pair per row.
     """
 
-    def __init__(self, split: Split, *, seq_len: int, alone: bool) -> None:
+    def __init__(self, split: Split, *, seq_len: int) -> None:
         assert split.line_ends is not None
-        self.split, self.seq_len, self.alone = split, seq_len, alone
+        self.split, self.seq_len = split, seq_len
         self.middles = split.line_ends
 
     def lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,11 +85,11 @@ class Pairs:
         """
         stop_row = rows if stop_row is None else stop_row
         usual = self.split.num_tokens // self.split.num_documents  # tokens of a pair
-        look = rows if self.alone else rows * (1 + 2 * self.seq_len // usual)
+        look = rows * (1 + 2 * self.seq_len // usual)
         while True:
             source, target = cut(*self.lengths(pairs[:look]), seq_len=self.seq_len)
-            row_of, place_of = fill(source + target, rows=rows, seq_len=self.seq_len, alone=self.alone)
-            if len(row_of) < look or look >= len(pairs) or self.alone:
+            row_of, place_of = fill(source + target, rows=rows, seq_len=self.seq_len)
+            if len(row_of) < look or look >= len(pairs):
                 break
             look *= 2  # all of them fitted, so there may be room for more
         shape = stop_row - first_row, self.seq_len
@@ -136,7 +132,6 @@ class ColumnStream:
         total_rows: B over all processes.
         first_row, rows: which of them this process reads.
         seq_len: T.
-        alone: one pair per row.
         shuffle: take the pairs in a new order every epoch.
         seed: of the shuffling.
     """
@@ -147,7 +142,6 @@ class ColumnStream:
         *,
         total_rows: int,
         seq_len: int,
-        alone: bool,
         shuffle: bool,
         seed: int,
         first_row: int = 0,
@@ -156,12 +150,12 @@ class ColumnStream:
         self.split, self.total_rows = split, total_rows
         self.shuffle, self.seed = shuffle, seed
         self.first_row, self.rows = first_row, total_rows if rows is None else rows
-        self.pairs = Pairs(split, seq_len=seq_len, alone=alone)
+        self.pairs = Pairs(split, seq_len=seq_len)
         self._order: DocumentOrder | None = None
 
     def notes(self) -> list[str]:
-        packing = "one pair to a row" if self.pairs.alone else "as many whole pairs to a row as fit"
-        return [f"pairs               {self.split.num_documents:,}, {packing}", *cut_note(self.pairs)]
+        count = self.split.num_documents
+        return [f"pairs               {count:,}, as many whole ones to a row as fit", *cut_note(self.pairs)]
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The batch from pair ``position.segment`` of its epoch on; the last one of an epoch may have empty rows."""
@@ -199,10 +193,11 @@ def cut_note(pairs: Pairs) -> list[str]:
     ]
 
 
-def every_pair(split: Split, *, seq_len: int, rows: int, alone: bool) -> Pass:
+def every_pair(split: Split, *, seq_len: int, rows: int) -> Pass:
     """Every pair once, in order; see :mod:`xltrain.data.passes`."""
-    pairs, first = Pairs(split, seq_len=seq_len, alone=alone), 0
+    pairs, first = Pairs(split, seq_len=seq_len), 0
     while first < split.num_documents:
-        segment, used = pairs.batch(np.arange(first, split.num_documents), rows=rows)
+        upcoming = np.arange(first, min(first + rows * seq_len, split.num_documents))  # no fewer than fit
+        segment, used = pairs.batch(upcoming, rows=rows)
         yield segment, torch.full((rows,), first), torch.ones(rows, dtype=torch.bool)
         first += used

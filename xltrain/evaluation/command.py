@@ -21,7 +21,7 @@ from xltrain.evaluation.warnings import files_trained_on, warn_of
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.objectives.plan import Objective
-from xltrain.training.build import autocast, build_objective, one_pair_per_row
+from xltrain.training.build import autocast, build_objective
 from xltrain.training.checkpoint import find_checkpoint
 
 MODES = ("stream", "document", "sliding")
@@ -73,7 +73,7 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
             "this run was trained on pairs of texts (segments.layout); it is evaluated on the text as it follows"
         )
     if config.two_columns:
-        for line in cut_note(Pairs(text, seq_len=protocol.seq_len, alone=protocol.alone)):
+        for line in cut_note(Pairs(text, seq_len=protocol.seq_len)):
             console.say(line)
     model = checkpoint.model(place.device, config)
     if options.left_to_right:
@@ -128,7 +128,6 @@ def _protocol(config: Config, options: Options) -> Protocol:
         batch_size=options.batch_size or config.evaluation.batch_size,
         stride=options.stride or 1,
         advance=None if options.left_to_right else segments.reuse_len or None,
-        alone=one_pair_per_row(config),
         next_token=config.objective.name in NEXT_TOKEN,
     )
 

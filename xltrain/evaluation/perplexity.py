@@ -45,7 +45,6 @@ class Protocol:
     batch_size: rows at once, at most; fewer where warming them would read more than the text itself.
     stride: scored tokens per window, in mode ``sliding``.
     advance: tokens between the starts of segments; None: a whole segment (see ``segments.reuse_len``).
-    alone: one pair to a row, in mode ``pairs``.
     next_token: whether a row predicts the token after its place, or the one at it.
     part: (which, of how many) equal parts of the text's rows are read here, where several processes share them; then
         ``batch_size`` rows are read in each, and the sums of all parts are those of the whole text.
@@ -57,7 +56,6 @@ class Protocol:
     batch_size: int
     stride: int = 1
     advance: int | None = None
-    alone: bool = False
     next_token: bool = True
     part: tuple[int, int] = (0, 1)
 
@@ -212,7 +210,7 @@ def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tupl
 def _whole_passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
     seq_len, rows = protocol.seq_len, protocol.batch_size
     if protocol.mode == "pairs":
-        return every_pair(split, seq_len=seq_len, rows=rows, alone=protocol.alone)
+        return every_pair(split, seq_len=seq_len, rows=rows)
     if protocol.mode == "document":
         return each_document(split, seq_len=seq_len, rows=rows, advance=protocol.advance)
     if protocol.mode == "sliding":

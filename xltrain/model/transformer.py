@@ -180,6 +180,7 @@ class LanguageModel(nn.Module):
         fresh: Tensor | None = None,
         document: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        place: Tensor | None = None,
         backward: Tensor | None = None,
         remember: int | None = None,
     ) -> tuple[Tensor, Remembered]:
@@ -195,6 +196,7 @@ class LanguageModel(nn.Module):
             fresh: (B,) bool, rows that start anew and must not see their memory.
             document: (B, T) document of every position, to keep documents apart; None: text sees what precedes it.
             segment_ids: (B, T) part of every position, where segments have parts.
+            place: (B, T) what absolute positions count, where that is not the place in the segment.
             backward: (B,) 1 for rows of reversed text, 0 for others; None: all forward.
             remember: how many leading positions enter memory; None: all T.
 
@@ -213,6 +215,7 @@ class LanguageModel(nn.Module):
             fresh=fresh,
             document=document,
             segment_ids=segment_ids,
+            place=place,
             backward=backward,
             remember=remember,
         )
@@ -229,6 +232,7 @@ class LanguageModel(nn.Module):
         fresh: Tensor | None = None,
         document: Tensor | None = None,
         segment_ids: Tensor | None = None,
+        place: Tensor | None = None,
         backward: Tensor | None = None,
         remember: int | None = None,
     ) -> tuple[Tensor, Remembered]:
@@ -244,11 +248,13 @@ class LanguageModel(nn.Module):
 
         rows = self.embedding(tokens)  # (B, T, D)
         rows = rows * self.scale if self.scale != 1.0 else rows
-        place = self._absolute(seq_len)  # (T, D) or None
-        rows = self.dropout(rows if place is None else rows + place)
+        added = self._absolute(seq_len, place)  # (T, D) or (B, T, D), or None
+        rows = self.dropout(rows if added is None else rows + added)
         if slots is not None:
             query = self.mask_embedding.to(rows.dtype).expand(*slots.shape, -1)  # (B, P, D)
-            query = self.dropout(query if place is None else query + place[slots])
+            if added is not None:
+                query = query + _select(added.expand_as(rows), slots)
+            query = self.dropout(query)
             rows = torch.cat([rows, query], dim=1)  # (B, T+P, D)
         every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids, backward)
         written = document if document is not None else torch.zeros_like(tokens)
@@ -307,14 +313,17 @@ class LanguageModel(nn.Module):
         )
         return sinusoid(found, d_model=self.d_model, dtype=dtype)
 
-    def _absolute(self, seq_len: int) -> Tensor | None:
-        """(T, D) what is added to embeddings by their place in the segment."""
-        if self.positions == "learned":
-            return self.position_embedding[:seq_len]
-        if self.positions == "sinusoid":
-            dtype, device = self._wide()
-            return sinusoid(torch.arange(seq_len, device=device), d_model=self.d_model, dtype=dtype)
-        return None
+    def _absolute(self, seq_len: int, place: Tensor | None) -> Tensor | None:
+        """(T, D), or (B, T, D) where ``place`` (B, T) is given: what is added to embeddings by their place."""
+        if self.positions not in ("learned", "sinusoid"):
+            return None
+        dtype, device = self._wide()
+        found = (
+            self.position_embedding[:seq_len]
+            if self.positions == "learned"
+            else sinusoid(torch.arange(seq_len, device=device), d_model=self.d_model, dtype=dtype)
+        )  # (T, D)
+        return found if place is None else found[place]  # (B, T, D)
 
     def _biases(self, index: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -28,6 +28,7 @@ class Plan:
     fresh: (B,) rows that start anew.
     document: (B, T) to keep documents apart, or None.
     segment_ids: (B, T) parts, or None.
+    place: (B, T) places in the texts that a row is made of, for absolute positions; None: in the row.
     backward: (B,) 1 for rows of reversed text; None: none is.
     remember: how many leading positions enter memory; None: all.
     """
@@ -40,6 +41,7 @@ class Plan:
     predict: Tensor | None = None
     document: Tensor | None = None
     segment_ids: Tensor | None = None
+    place: Tensor | None = None
     backward: Tensor | None = None
     remember: int | None = None
 
@@ -59,6 +61,7 @@ class Plan:
             "fresh": self.fresh,
             "document": self.document,
             "segment_ids": self.segment_ids,
+            "place": self.place,
             "backward": self.backward,
             "remember": self.remember,
         }

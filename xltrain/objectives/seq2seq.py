@@ -41,6 +41,7 @@ class Seq2Seq:
             fresh=segment.fresh,
             document=segment.document if self.keep_apart else None,
             segment_ids=segment.segment_ids,
+            place=None if segment.segment_ids is None else _within(segment.document),
             backward=segment.backward,
         )
 
@@ -50,6 +51,13 @@ def _columns(segment: Segment) -> tuple[Tensor, Tensor]:
     assert segment.segment_ids is not None
     in_target = segment.segment_ids == 1  # (B, T)
     return in_target, torch.cat([in_target[:, 1:], in_target.new_zeros(in_target.shape[0], 1)], dim=1)
+
+
+def _within(document: Tensor) -> Tensor:
+    """(B, T) places that count from the first one of each document (B, T)."""
+    places = torch.arange(document.shape[1], device=document.device).expand_as(document)  # (B, T)
+    same = torch.cat([document.new_zeros(document.shape[0], 1).bool(), document[:, 1:] == document[:, :-1]], dim=1)
+    return places - places.masked_fill(same, 0).cummax(dim=1).values
 
 
 def _drawn(segment: Segment, draw: Draw) -> tuple[Tensor, Tensor]:

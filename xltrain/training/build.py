@@ -151,7 +151,6 @@ def build_stream(
             first_row=rank * dealt.rows,
             rows=dealt.rows,
             seq_len=segments.seq_len,
-            alone=one_pair_per_row(config),
             shuffle=segments.shuffle_documents,
             seed=config.run.seed,
         )
@@ -174,11 +173,6 @@ def build_stream(
     if len(streams) == 1:
         return streams[0]
     return StagedStream([(first, stream) for (first, _), stream in zip(stages, streams, strict=True)])
-
-
-def one_pair_per_row(config: Config) -> bool:
-    """Absolute positions count from the beginning of a row, so that a second pair would not start at the first."""
-    return config.model.positions in ("sinusoid", "learned")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -17,7 +17,7 @@ from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
 from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate
-from xltrain.training.build import autocast, count_parameters, one_pair_per_row
+from xltrain.training.build import autocast, count_parameters
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal
 from xltrain.training.failures import explained
@@ -222,7 +222,6 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
         config.segments.mem_len,
         config.evaluation.batch_size,
         advance=config.segments.reuse_len or None,
-        alone=one_pair_per_row(config),
         part=(place.rank, place.world_size),
     )
     try:
