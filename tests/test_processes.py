@@ -1,14 +1,30 @@
 """Several processes train as one does: the same rows, losses, rates and files; they can be stopped and dealt anew."""
 
 import json
+import os
+import signal
+import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import corpora
 import pytest
 import yaml
-from conftest import run_command
+from conftest import Outcome, run_command
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from processes import together
+
+from xltrain.config.training import TrainingConfig
+from xltrain.data.prepare import prepare
+from xltrain.errors import UsageError
+from xltrain.evaluation.perplexity import Protocol, _passes
+from xltrain.training import loop
+from xltrain.training.checkpoint import find_checkpoint
+from xltrain.training.dealing import Deal, deal_again
+from xltrain.training.live import Run
 
 
 def config_file(folder: Path, **changes: Any) -> Path:
@@ -77,3 +93,141 @@ def test_two_processes_equal_one_with_all_rows_and_only_the_first_speaks(strateg
     assert_same(tmp_path / "one", tmp_path / "two")
     assert "rows per update     8 (rows per process 4 x processes 2; accumulation 2" in first.err
     assert second.err == ""
+
+
+def interrupted(step: int, rank: int, *arguments: object) -> Outcome:
+    """The command, of which process ``rank`` gets SIGTERM in step ``step``."""
+    original = Run.step
+
+    def stepping(self: Run) -> Any:
+        if self.progress.step == step - 1 and self.place.rank == rank:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "step", stepping)
+        return run_command(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("fsdp", "ddp"),
+        pytest.param("ddp", "ddp", marks=pytest.mark.slow),
+        pytest.param("fsdp", "fsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_in_one_process_and_then_in_four(first: str, last: str, tmp_path: Path) -> None:
+    """The rows, what they remember, and even dropout stay the same: micro-batches are of two rows throughout."""
+    config = config_file(tmp_path, training__batch_size=4, training__accumulate=2)
+    run = tmp_path / "run"
+    pretrain(1, config, tmp_path / "straight", *dealt(1))
+    command = ["pretrain", config, "--set", f"run.output_dir={run}"]
+    stopped = together(2, 10, 1, *command, "--set", f"distributed.strategy={first}", function=interrupted)
+    assert [one.status for one in stopped] == [143, 143], [one.err for one in stopped]
+    assert stopped[0].err.count("stopped by SIGTERM at step") == 1
+    assert stopped[1].err == ""
+    at = find_checkpoint(run).progress()
+    assert (at.rows, at.processes) == (8, 2)
+    assert at.step in (10, 11)
+    alone = interrupted(20, 0, *command, "--resume")
+    assert alone.status == 143
+    assert "the 8 rows of 2 process(es) go on in 1, 8 in each" in alone.err
+    assert "rows per update     8 (rows per process 8 x processes 1; accumulation 4" in alone.err
+    finished = pretrain(4, config, run, "--set", f"distributed.strategy={last}", "--resume")
+    assert "rows per update     8 (rows per process 2 x processes 4; accumulation 1" in finished[0].err
+    assert_same(tmp_path / "straight", run)
+    evaluated = run_command("eval-ppl", run, "--json")
+    assert json.loads(evaluated.out)["loss"] == pytest.approx(curve(run)["validation_loss"][30], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_four_processes_equal_one(strategy: str, tmp_path: Path) -> None:
+    config = config_file(tmp_path)
+    pretrain(1, config, tmp_path / "one", *dealt(1))
+    pretrain(4, config, tmp_path / "four", "--set", f"distributed.strategy={strategy}", *dealt(4))
+    assert_same(tmp_path / "one", tmp_path / "four")
+
+
+def test_weights_without_a_part_in_the_loss_are_no_trouble(tmp_path: Path) -> None:
+    """A causal model neither has a mask vector nor, in plain text, reads the vectors of parts."""
+    config = config_file(tmp_path, objective__name="causal", model__segment_embeddings=True, training__max_steps=5)
+    pretrain(1, config, tmp_path / "one", *dealt(1))
+    pretrain(2, config, tmp_path / "two", *dealt(2))
+    assert_same(tmp_path / "one", tmp_path / "two", steps=5)
+
+
+def preparing_slowly(*arguments: object) -> Outcome:
+    """The command, with a preparation that takes longer than a collective may."""
+    import torch.distributed as dist
+
+    def slowly(config: Any) -> Any:
+        assert not dist.is_initialized(), "a collective would run out of time"
+        assert os.environ["RANK"] == "0", "only one process prepares"
+        time.sleep(3)
+        return prepare(config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "prepare", slowly)
+        patch.setattr(dist.distributed_c10d, "default_pg_timeout", timedelta(seconds=1))
+        return run_command(*arguments)
+
+
+def test_one_process_prepares_while_the_others_wait_as_long_as_it_takes(tmp_path: Path) -> None:
+    config = config_file(tmp_path, training__max_steps=2)
+    arguments = ["pretrain", config, "--set", f"run.output_dir={tmp_path / 'run'}", *dealt(2)]
+    found = together(2, *arguments, function=preparing_slowly)
+    assert [one.status for one in found] == [0, 0], [one.err[-2000:] for one in found]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("corpus.validation", "nowhere.txt", "nowhere.txt"),
+        ("model.d_model", "15", "model.d_model"),
+        ("model.norm", "batch_norm", "batch_norm sees the rows of one process only"),
+    ],
+)
+def test_a_mistake_is_told_once_and_ends_all(key: str, value: str, sentence: str, tmp_path: Path) -> None:
+    """In the preparation, in the configuration, and in what several processes cannot do."""
+    config = config_file(tmp_path, objective__name="masked" if "norm" in key else "permutation")
+    first, second = together(
+        2, "pretrain", config, "--set", f"run.output_dir={tmp_path / 'run'}", "--set", f"{key}={value}"
+    )
+    assert sentence in first.err
+    assert (first.status, second.status) == (2, 2)
+    assert second.err == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_that_cannot_be_dealt_are_refused_with_the_rule() -> None:
+    given_ones = TrainingConfig(batch_size=4, accumulate=2)
+    assert deal_again(given_ones, 2, total=8, batch_size_before=4) == Deal(rows=4, processes=2, pieces=2)
+    assert deal_again(given_ones, 1, total=8, batch_size_before=4) == Deal(rows=8, processes=1, pieces=4)
+    assert deal_again(given_ones, 8, total=8, batch_size_before=4) == Deal(rows=1, processes=8, pieces=1)
+    assert deal_again(TrainingConfig(batch_size=8), 1, total=8, batch_size_before=4).pieces == 1
+    with pytest.raises(UsageError, match=r"reads 8 rows at once.*3 processes cannot share them.*divides 8"):
+        deal_again(given_ones, 3, total=8, batch_size_before=4)
+    with pytest.raises(UsageError, match=r"batch_size was 4 and is now 16.*with 4 processes set it to 2"):
+        deal_again(TrainingConfig(batch_size=16), 4, total=8, batch_size_before=4)
+
+
+@given(parts=st.integers(1, 5), rows=st.integers(1, 4), tokens=st.integers(2, 90))
+@settings(max_examples=25)
+def test_every_target_of_a_validation_counts_once_whoever_reads_it(parts: int, rows: int, tokens: int) -> None:
+    """Also where there are fewer rows than processes; and all processes read equally many segments."""
+    split = corpora.split_of([tokens])
+    model = SimpleNamespace(layers=[None, None])
+    scored: list[int] = []
+    counts = set()
+    for part in range(parts):
+        protocol = Protocol("stream", 8, 8, rows, part=(part, parts))
+        segments = list(_passes(model, split, protocol))  # type: ignore[arg-type]
+        counts.add(len(segments))
+        for segment, _, wanted in segments:
+            for row in range(len(wanted)):
+                if wanted[row]:
+                    scored += segment.tokens[row, : segment.length[row]].tolist()
+    assert sorted(scored) == split.tokens.tolist()
+    assert len(counts) == 1

@@ -1,19 +1,26 @@
 """Interrupted equals uninterrupted, to the last digit (CPU, fp32, one thread)."""
 
+import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import yaml
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
 from xltrain.errors import Stopped, UsageError
-from xltrain.training.checkpoint import list_checkpoints, newest_checkpoint
+from xltrain.model.transformer import LanguageModel
+from xltrain.training.checkpoint import find_checkpoint, list_checkpoints, mark_complete, newest_checkpoint
 from xltrain.training.live import Run
 from xltrain.training.loop import pretrain
 from xltrain.training.tensors import shapes
@@ -118,14 +125,113 @@ def interrupt_after(config: Config, step: int, *, resume: bool = False) -> None:
     assert stopped.value.exit_code == 143
 
 
-@pytest.mark.parametrize("stops", [(3, 17), (16, 33)])
-def test_two_interruptions(text: Path, tmp_path: Path, stops: tuple[int, int]) -> None:
-    pretrain(config_of(text, tmp_path / "straight", steps=40))
-    config = config_of(text, tmp_path / "twice", steps=40)
-    interrupt_after(config, stops[0])
-    interrupt_after(config, stops[1], resume=True)
+def everything(folder: Path) -> list[dict[str, Any]]:
+    """All lines of ``metrics.jsonl``, validations too, without what depends on the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in line if name != "tokens_per_second"} for line in lines]
+
+
+FORWARDS = 40 * 2 + 3 * 6
+"""Of the run below: two micro-batches in each of 40 steps, and three validations of some segments."""
+
+
+@pytest.fixture(scope="module")
+def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    pretrain(with_validations(text, folder))
+    return folder
+
+
+def with_validations(text: Path, folder: Path) -> Config:
+    return config_of(text, folder, steps=40, training__accumulate=2, evaluation__every=15, logging__every=3)
+
+
+@hypothesis.given(st.lists(st.integers(1, FORWARDS), min_size=1, max_size=3))
+@hypothesis.settings(max_examples=5)
+@hypothesis.example([4, 1])
+@hypothesis.example([32, 2, 33])
+@hypothesis.example([FORWARDS - 3])
+def test_interruptions_at_any_forward_change_nothing(
+    text: Path, straight: Path, tmp_path_factory: pytest.TempPathFactory, stops: list[int]
+) -> None:
+    """In any epoch, between micro-batches, and within validations, up to three times in a run.
+
+    ``stops``: how many forward passes a process gets to do before its SIGTERM.
+    """
+    config = with_validations(text, folder := tmp_path_factory.mktemp("interrupted"))
+    original = LanguageModel.forward
+    done = 0
+
+    def forward(self: LanguageModel, *arguments: Any, **named: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == wanted:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModel, "forward", forward)
+        for wanted in stops:  # noqa: B007 (forward looks at it)
+            done = 0
+            with contextlib.suppress(Stopped):
+                pretrain(config, resume=True)
     pretrain(config, resume=True)
-    assert losses(tmp_path / "straight") == losses(tmp_path / "twice")
+    assert everything(folder) == everything(straight)
+    one, other = find_checkpoint(folder), find_checkpoint(straight)
+    assert replace(one.progress(), seconds=0.0, elapsed=0.0) == replace(other.progress(), seconds=0.0, elapsed=0.0)
+    for name in ("model.safetensors", "optimizer.safetensors", "memory.safetensors"):
+        left, right = load_file(one.folder / name), load_file(other.folder / name)
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+    assert (folder / "best").read_text() == (straight / "best").read_text()
+
+
+def test_the_stops_above_fall_into_training_validation_and_every_epoch(straight: Path) -> None:
+    steps = [line["step"] for line in everything(straight) if "validation_loss" in line]
+    assert steps == [15, 30, 40]
+    assert find_checkpoint(straight).progress().position.epoch >= 2
+
+
+def test_time_is_counted_over_interruptions(text: Path, tmp_path: Path) -> None:
+    config = config_of(text, tmp_path, steps=6)
+    interrupt_after(config, 3)
+    before = find_checkpoint(tmp_path).progress()
+    pretrain(config, resume=True)
+    after = find_checkpoint(tmp_path).progress()
+    assert 0 < before.seconds <= before.elapsed
+    assert after.seconds > before.seconds
+    assert after.elapsed > before.elapsed
+
+
+def test_a_late_step_is_reached_at_once(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing that was read before is read again: resuming at step 19,990 takes no longer than at step 2."""
+    config = config_of(text, tmp_path, steps=2)
+    pretrain(config)
+    done = tmp_path / "checkpoints" / "step-2"
+    state = json.loads((done / "state.json").read_text())
+    state |= {"step": 19_990, "position": {"epoch": 1_249, "segment": 7}}
+    (done / "state.json").write_text(json.dumps(state))
+    late = done.rename(done.with_name("step-19990"))
+    (late / "complete.json").unlink()
+    mark_complete(late)
+    begin = time.monotonic()
+    pretrain(config_of(text, tmp_path, steps=20_000), resume=True)
+    assert time.monotonic() - begin < 10
+    assert "resuming at step 19,990" in capsys.readouterr().err
+    assert max(losses(tmp_path)) == 20_000
+
+
+def test_a_schedule_that_bends_is_told(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretrain(config_of(text, tmp_path, steps=20))
+    pretrain(config_of(text, tmp_path, steps=10), resume=True)
+    assert "nothing to do: step 20 of 10 is done" in capsys.readouterr().err
+    pretrain(config_of(text, tmp_path, steps=20, schedule__name="linear"), resume=True)
+    pretrain(config_of(text, tmp_path, steps=40), resume=True)
+    said = capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rate = {line["step"]: line["lr"] for line in lines if "lr" in line}
+    assert rate[21] > 10 * rate[20]
+    assert f"learning rate at step 21: {rate[21]:.3e}, which would have been {rate[20]:.3e}" in said
 
 
 def test_validation_in_between_disturbs_nothing(text: Path, tmp_path: Path) -> None:

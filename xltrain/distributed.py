@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 0.2
 """How often a waiting process looks whether what it waits for has happened."""
 
+SECONDS_FOR_READERS = 5.0
+"""How long a process that has failed waits for the others to learn of it."""
+
 
 @dataclass(frozen=True)
 class Peers:
@@ -53,6 +56,7 @@ class Peers:
             found = work()
         except BaseException as error:
             self.leave(name, {"failed": error.exit_code if isinstance(error, XltrainError) else 1})
+            self._wait_for_readers(name)
             raise
         self.leave(name, {"found": found})
         return found
@@ -75,8 +79,15 @@ class Peers:
         except RuntimeError:  # the process that keeps the notes has ended
             raise FailedElsewhere(1) from None
         if "failed" in note:
+            self.store.add(f"{name} was read", 1)
             raise FailedElsewhere(note["failed"])
         return note["found"]
+
+    def _wait_for_readers(self, name: str) -> None:
+        """Notes may end with this process; the others get a moment to read this one."""
+        end = time.monotonic() + SECONDS_FOR_READERS
+        while self.store.add(f"{name} was read", 0) < self.world_size - 1 and time.monotonic() < end:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 @dataclass(frozen=True)
