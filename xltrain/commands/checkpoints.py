@@ -54,7 +54,7 @@ def import_checkpoint(
         str,
         typer.Option(
             "--format",
-            help="auto, huggingface, transfo-xl, tensorflow-xlnet, transformer-xl or nvidia-transformer-xl; "
+            help="auto, huggingface, xltrain, transfo-xl, tensorflow-xlnet, transformer-xl or nvidia-transformer-xl; "
             "see docs/checkpoints.md.",
         ),
     ] = "auto",
@@ -63,9 +63,12 @@ def import_checkpoint(
         typer.Option(metavar="FILE", help="The vocabulary, where it does not lie beside the weights."),
     ] = None,
     initial_memory: Annotated[
-        str,
-        typer.Option(help="Before anything was read, rows see nothing (absent), or zeros as in transformers 4 and TF."),
-    ] = "absent",
+        str | None,
+        typer.Option(
+            metavar="absent|zeros",
+            help="Before anything is read, rows see nothing (absent, the default) or zeros (transformers 4, TF).",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier import in OUTPUT_DIR.")] = False,
     as_json: AsJson = False,
 ) -> None:

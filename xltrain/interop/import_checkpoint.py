@@ -21,7 +21,7 @@ from xltrain.config.schema import Config
 from xltrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
-from xltrain.interop import readers
+from xltrain.interop import own, readers
 from xltrain.interop.folder import check_output, replacing
 from xltrain.interop.imported import Imported, listed, read_json
 from xltrain.training.build import build_model, count_parameters
@@ -40,6 +40,7 @@ FILES = {
 
 FORMATS: dict[str, tuple[Callable[[Path, Path | None], Imported], str]] = {
     "huggingface": (readers.read_xlnet, "a folder of transformers' XLNetLMHeadModel"),
+    "xltrain": (own.read_own, "an export of xltrain itself, remote-code or safetensors"),
     "transfo-xl": (readers.read_transfo_xl, "a folder of TransfoXLLMHeadModel, of transformers 4"),
     "tensorflow-xlnet": (readers.read_tensorflow_xlnet, "xlnet_model.ckpt of the original XLNet"),
     "transformer-xl": (readers.read_pytorch_transformer_xl, "model.pt of the original PyTorch Transformer-XL"),
@@ -61,7 +62,7 @@ def import_checkpoint(
     *,
     format_name: str,
     vocabulary: Path | None,
-    initial_memory: str,
+    initial_memory: str | None,
     overwrite: bool,
 ) -> dict[str, Any]:
     """Write ``output``; arguments as the command's options.
@@ -72,7 +73,7 @@ def import_checkpoint(
     """
     if format_name not in ("auto", *FORMATS):
         raise UsageError(f"--format: {format_name!r} is not allowed; choose auto, {', '.join(FORMATS)}")
-    if initial_memory not in INITIAL_MEMORY:
+    if initial_memory not in (None, *INITIAL_MEMORY):
         allowed = ", ".join(INITIAL_MEMORY)
         raise UsageError(f"--initial-memory: {initial_memory!r} is not allowed; choose {allowed}")
     check_output(
@@ -87,6 +88,7 @@ def import_checkpoint(
     reader, _ = FORMATS[name]
     imported = reader(path, vocabulary)
     config = configuration(imported, path, initial_memory=initial_memory)
+    initial_memory = config.segments.initial_memory
     check_weights(imported, config, path)
     precisions = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in imported.weights.values()})
     notes = list(imported.notes)
@@ -141,7 +143,10 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
     if (source / MARK).is_file() or (source / "latest").is_file():
         raise UsageError(f"{source}: is xltrain's own already; run.init_from starts a run from it as it is")
     if (source / "config.json").is_file():
-        given = read_json(source / "config.json").get("model_type")
+        settings = read_json(source / "config.json")
+        if "stack" in settings:
+            return _as_asked("xltrain", source, format_name)
+        given = settings.get("model_type")
         if given not in _MODEL_TYPES:
             known = ", ".join(_MODEL_TYPES)
             raise UsageError(f"{source / 'config.json'}: model_type is {given!r}; only {known} can be imported")
@@ -180,20 +185,22 @@ def _as_asked(found: str, path: Path, asked: str) -> tuple[str, Path]:
     return found, path
 
 
-def configuration(imported: Imported, source: Path, *, initial_memory: str = "absent") -> Config:
-    """A configuration of which the checkpoint is one.
+def configuration(imported: Imported, source: Path, *, initial_memory: str | None = None) -> Config:
+    """A configuration of which the checkpoint is one; ``initial_memory``: as asked for, whatever it is there.
 
     Raises:
         UsageError: if what the other program says makes no model here; each fault is named.
     """
-    tokenizer = imported.tokenizer
+    tokenizer, segments = imported.tokenizer, imported.sections["segments"]
+    if initial_memory is not None:
+        segments = segments | {"initial_memory": initial_memory}
     config, problems = validate(
         {
             "run": {"name": "imported"},
             "corpus": {"train": [f"(unknown: imported from {source.name})"]},
             "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size} | _tokenizer_keys(tokenizer),
             **imported.sections,
-            "segments": imported.sections["segments"] | {"initial_memory": initial_memory},
+            "segments": segments,
         }
     )
     if problems or config is None:

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from xltrain.data.words import WordTokenizer
@@ -15,6 +12,7 @@ from xltrain.interop import tensorflow, transformer_xl, xlnet_import
 from xltrain.interop.bundle import Bundle
 from xltrain.interop.imported import Imported, Settings, listed, read_json, require_names, vocabulary_size
 from xltrain.interop.pickles import BAGS, Bag, read_torch, tensors_of
+from xltrain.interop.tensors import folder_tensors
 from xltrain.interop.tokenizer_import import read_folder_tokenizer, read_original_tokenizer
 from xltrain.interop.transformer_xl import Layout, find_ties, from_original
 from xltrain.interop.words import find_words, words_of
@@ -267,36 +265,3 @@ def _notes_on_words(tokenizer: WordTokenizer) -> tuple[str, ...]:
     if "<S>" in tokenizer.words:
         return ("the original put <S> before and after each sentence; write them into the text",)
     return ()
-
-
-def folder_tensors(folder: Path) -> tuple[dict[str, Tensor], Path]:
-    """The tensors of a folder of transformers, in one file or several, and the file to name in sentences.
-
-    Raises:
-        UsageError: if there are none, or a file is damaged.
-    """
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            parts = read_json(index).get("weight_map")
-            if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-                raise UsageError(f"{index}: has no weight_map, which says where each tensor lies")
-            found: dict[str, Tensor] = {}
-            for part in sorted(set(parts.values())):
-                found |= _tensors_in(folder / Path(part).name)
-            return found, index
-        if (folder / name).is_file():
-            return _tensors_in(folder / name), folder / name
-    raise UsageError(f"{folder}: holds no weights (model.safetensors or pytorch_model.bin)")
-
-
-def _tensors_in(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{path}: not a safetensors file, or one that was cut short ({error})") from None
-    found = read_torch(path)
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: holds no tensors by name")
-    return {str(name): tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}

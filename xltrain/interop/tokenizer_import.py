@@ -8,7 +8,7 @@ from typing import Any
 
 from xltrain.data.cleanup import CleanUp
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer, Tokenizer
-from xltrain.data.words import ByteTokenizer
+from xltrain.data.words import ByteTokenizer, WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.interop import spiece
 from xltrain.interop.imported import read_json
@@ -68,7 +68,7 @@ def read_original_tokenizer(folder: Path, *, given: Path | None) -> Tokenizer:
 
 
 def from_tokenizer_json(content: Mapping[str, Any], path: Path, *, cleanup: CleanUp | None = None) -> Tokenizer:
-    """What ``tokenizer.json`` says: a unigram vocabulary, or one of single characters or bytes that xltrain exported.
+    """What ``tokenizer.json`` says: a unigram vocabulary, or characters, bytes or words that xltrain exported.
 
     Raises:
         UsageError: if it is of another kind.
@@ -88,6 +88,10 @@ def from_tokenizer_json(content: Mapping[str, Any], path: Path, *, cleanup: Clea
                 return ByteTokenizer()
             if all(len(piece) == 1 for piece in rest):
                 return CharTokenizer("".join(rest))
+        if (content.get("pre_tokenizer") or {}).get("type") == "Split":  # as words are exported
+            steps = list(_steps(content.get("normalizer")))
+            lower = any(step.get("type") == "Lowercase" for step in steps)
+            return WordTokenizer(pieces, eos=any(step.get("content") == " <eos> " for step in steps), lower=lower)
     raise UsageError(
         f"{path}: holds a {kind} vocabulary, which xltrain cannot take over from this file; put spiece.model beside it"
     )
