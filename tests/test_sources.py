@@ -265,6 +265,96 @@ def test_a_saved_dataset_is_marked_by_its_text(tmp_path: Path):
     assert len({first, marks([saved("three", ["a", "c"])]), marks([saved("four", ["ab", ""])])}) == 3
 
 
+# --- the same treatment in every kind of source
+
+
+def documents_of_text(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n\n")[:-1]
+
+
+@pytest.mark.parametrize("normalization", ["nmt_nfkc", "identity"])
+def test_line_ends_and_marks_of_other_systems_change_no_token(
+    corpus: corpora.Corpus, tmp_path: Path, entry: Any, normalization: str
+):
+    texts = documents_of_text(corpus.valid)
+    foreign = ["\ufeff" + text.replace("\n", "\r\n") for text in texts]
+    foreign[1] = foreign[1][:100] + "\r" + foreign[1][100:]
+    options = {"tokenizer": {"normalization": normalization, "vocab_size": 200}}
+    plain = prepare(corpora.config_for(corpus.valid, tmp_path, **options)).store
+    store = prepare(corpora.config_for([], tmp_path, corpus={"train": [entry(foreign)]}, **options)).store
+    assert np.array_equal(store.split("train").tokens, plain.split("train").tokens)
+    assert np.array_equal(store.split("train").ends, plain.split("train").ends)
+    pieces = [store.tokenizer().piece(number) for number in range(store.vocab_size)]
+    assert not [piece for piece in pieces if "\r" in piece or "\ufeff" in piece]
+    dropped = store.manifest["dropped"]["train"]
+    assert (dropped["byte_order_marks"], dropped["carriage_returns"]) == (6, 6 * 49 + 1)
+
+
+def test_text_that_looks_like_a_control_symbol_is_text_in_every_source(entry: Any, spiece: Path, tmp_path: Path):
+    texts = ["a <mask> b <eod> c <unk> </s>\n<cls> <pad> <sep> <s>"] * 50
+    sections = {"corpus": {"train": [entry(texts)]}, "tokenizer": {"path": str(spiece), "vocab_size": None}}
+    split = prepare(corpora.config_for([], tmp_path, **sections)).store.split("train")
+    found = np.bincount(split.tokens, minlength=500)
+    assert found[1:7].sum() == 0
+    assert found[7] == split.num_documents == 50
+
+
+def test_records_without_any_text_are_refused_as_an_empty_file_is(entry: Any, tmp_path: Path):
+    config = corpora.config_for([], tmp_path, corpus={"train": [entry(["", " ", None, "\ufeff\n"])]})
+    with pytest.raises(UsageError, match="contains no text"):
+        prepare(config)
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "gb18030"])
+@pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+def test_records_in_another_encoding_are_refused(tmp_path: Path, encoding: str, name: str):
+    content = json.dumps({"text": "語料庫的文字"}, ensure_ascii=False).encode(encoding)
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    expected = "not UTF-8, it looks like UTF-16" if encoding.startswith("utf-16") else "not UTF-8 text (byte 10 is 0x"
+    assert f"{path}: {expected}" in refused([str(path)])
+
+
+def test_a_source_without_text_among_others_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    empty, full = write(tmp_path / "empty.txt", "\n\n"), write(tmp_path / "full.txt", "text\n")
+    config = corpora.config_for([empty, full], tmp_path, tokenizer={"kind": "byte", "vocab_size": None})
+    assert prepare(config).store.split("train").num_documents == 1
+    assert f"WARNING: corpus.train: {empty} contains no text" in capsys.readouterr().err
+
+
+def test_perplexity_of_a_text_does_not_depend_on_how_it_is_stored(
+    finished: tuple[Path, Any], corpus: corpora.Corpus, cli: Any, tmp_path: Path
+):
+    texts = documents_of_text(corpus.valid)
+    paths = [
+        corpus.valid,
+        write(tmp_path / "valid.txt.zst", zstd(corpus.valid.read_bytes())),
+        write(tmp_path / "valid.jsonl", json_lines(texts)),
+        parquet(tmp_path / "valid.parquet", [*texts]),
+    ]
+    found = []
+    for path in paths:
+        outcome = cli("eval-ppl", finished[0] / "run", "--data", path, "--json")
+        assert outcome.status == 0, outcome.err
+        found.append({name: json.loads(outcome.out)[name] for name in ("nll", "targets", "documents", "words")})
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"corpus": {"text_field": "id"}},
+        {"corpus": {"document_separator": "record"}},
+        {"corpus": {"document_separator": "file"}},
+    ],
+)
+def test_how_records_are_read_is_part_of_the_name_of_a_store(tmp_path: Path, change: dict[str, Any]):
+    path = str(write(tmp_path / "r.jsonl", json_lines(["a"]).replace("0", '"0"')))
+    assert marks([path], **change["corpus"]) != marks([path])
+    plain = str(write(tmp_path / "t.txt", "a\n"))
+    assert marks([plain], text_field="other") == marks([plain])  # a text file has no fields
+
+
 # --- other places
 
 

@@ -379,3 +379,17 @@ def test_words_of_scripts_without_spaces_start_anywhere(tmp_path: Path):
     train = written(tmp_path / "t.txt", corpora.chinese_lines(60, 40, alphabet=30))
     store = built(train, tmp_path, vocab_size=60).store
     assert starts_word(store.tokenizer()).all()
+
+
+# --- text that comes back
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_identity_gives_back_every_line_with_its_spaces(tmp_path: Path, model_type: str):
+    draw = random.Random(3)
+    symbols = ["滚滚", "长江", " ", "  ", "\t", "\u3000", "，", "word", "É", "e\u0301", "ﬁ", "\x0c", "\u2028"]
+    lines = ["".join(draw.choices(symbols, k=draw.randint(1, 12))) for _ in range(400)]
+    lines += ["    \t\t", "    indented", "trailing  ", "", "滚" * 5_000]
+    options = {"normalization": "identity", "character_coverage": 1.0, "model_type": model_type, "vocab_size": 60}
+    tokenizer = built(written(tmp_path / "t.txt", lines), tmp_path, **options).store.tokenizer()
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines

@@ -132,7 +132,8 @@ class TokenizerConfig(Section):
     character_coverage: Float = Field(0.9995, ge=0.98, le=1.0)
     """Share of the training text's characters that the vocabulary covers; the rest are `<unk>` (sentencepiece only)."""
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
-    """Normalisation rule of a trained sentencepiece model; `_cf` also folds case."""
+    """Normalisation rule of a trained sentencepiece model; `_cf` also folds case. `identity` keeps every character of a
+    line, and spaces as many as there are; the others make one space of several, and none at the ends."""
     user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
     """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
     max_sentences: Count = 1_000_000

@@ -39,7 +39,7 @@ def train_sentencepiece(
     """
     import sentencepiece
 
-    cut = _Cut()
+    cut = _Cut(keeps_spaces=normalization == "identity")
     sentences = cut.sentences(lines if cleanup is None else map(cleanup, lines))
     sample = draw(sentences, most=max_sentences, most_characters=_AVERAGE_SENTENCE * max_sentences)
     taken = len(sample.sentences)
@@ -55,6 +55,7 @@ def train_sentencepiece(
                 model_type=model_type,
                 character_coverage=character_coverage,
                 normalization_rule_name=normalization,
+                remove_extra_whitespaces=normalization != "identity",
                 control_symbols=list(SPECIALS[3:8]),
                 user_defined_symbols=list(user_defined_symbols),
                 unk_id=0,
@@ -138,14 +139,19 @@ def _explain_training(message: str, vocab_size: int) -> str:
 
 @dataclass
 class _Cut:
-    """Cuts lines that are too long; ``parts``: how many sentences come from such lines."""
+    """Cuts lines that are too long.
 
+    keeps_spaces: whether white space around a line is part of it.
+    parts: how many sentences come from such lines.
+    """
+
+    keeps_spaces: bool = False
     parts: int = 0
 
     def sentences(self, lines: Iterable[str]) -> Iterator[str]:
-        """Lines without the white space around them, cut at spaces where there are any."""
+        """Lines that are not empty, cut at spaces where there are any."""
         for line in lines:
-            text = line.strip()
+            text = line.rstrip("\n") if self.keeps_spaces else line.strip()
             if 0 < len(text) <= _LONGEST_SENTENCE // 4:  # too short to need a look at its bytes
                 yield text
                 continue
@@ -158,5 +164,5 @@ class _Cut:
                 if start + len(piece) < len(text) and (space := piece.rfind(" ", len(piece) // 2)) > 0:
                     piece = piece[:space]
                 start += len(piece)
-                if found := piece.strip():
+                if found := piece if self.keeps_spaces else piece.strip():
                     yield found

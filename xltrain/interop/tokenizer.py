@@ -183,7 +183,8 @@ def _pieces(model: SentencePieceModel, cleanup: CleanUp) -> "tokenizers.Tokenize
             )
         )
     built.normalizer = normalizers.Sequence([*_cleaning(cleanup), _spell_unk(), *_normalizers(model, whole)])
-    scheme: Any = "always" if model.adds_space_in_front else "never"
+    # Metaspace adds no space where one is already, which is right only where sentencepiece has removed that.
+    scheme: Any = "always" if model.adds_space_in_front and model.collapses_spaces else "never"
     steps: list[Any] = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
     if whole and model.algorithm == "bpe":
         steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, _longest_first(whole)))), "isolated"))
@@ -192,8 +193,10 @@ def _pieces(model: SentencePieceModel, cleanup: CleanUp) -> "tokenizers.Tokenize
     cuts = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
     steps.append(pre_tokenizers.Split(Regex(cuts), "merged_with_previous"))
     built.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    spaces = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
-    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), spaces])
+    spaces: list[Any] = [decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
+    if model.adds_space_in_front and not model.collapses_spaces:
+        spaces = [decoders.Replace(_SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), *spaces])
     return built
 
 
@@ -261,6 +264,8 @@ def _normalizers(model: SentencePieceModel, whole: Sequence[str]) -> list[Any]:
         steps += [normalizers.Replace(place, symbol) for symbol, place in places.items()]
     if model.collapses_spaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A +| +\z"), "")]
+    elif model.adds_space_in_front:
+        steps.append(normalizers.Prepend(" "))
     return steps
 
 
