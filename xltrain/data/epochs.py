@@ -98,6 +98,22 @@ class EpochText:
             end = int(line_ends[after]) - shift
         return begin, end
 
+    def line_ends(self, start: int, stop: int) -> np.ndarray:
+        """Where lines end after ``start`` and before ``stop``, those at the ends of documents too."""
+        line_ends = self.split.line_ends
+        assert line_ends is not None
+        parts, done = [np.zeros(0, dtype=np.int64)], start
+        while done < stop:
+            found = self._around(done)
+            number = int(np.searchsorted(found.ends, done, side="right"))
+            end, shift = int(found.ends[number]), found.shifts[number]
+            inside = np.searchsorted(line_ends, [done + shift + 1, min(end, stop) + shift])
+            parts.append(line_ends[inside[0] : inside[1]] - shift)
+            if end < stop:
+                parts.append(np.array([end]))
+            done = end
+        return np.concatenate(parts)
+
 
 @dataclass(frozen=True)
 class RowText:
@@ -124,6 +140,13 @@ class RowText:
             begin, end = self.text.line(self.start + place)
             begin, end = begin - self.start, end - self.start
         return max(begin, 0), min(end, self.size)
+
+    def line_ends(self, start: int, stop: int) -> np.ndarray:
+        """Where lines end after ``start`` and before ``stop``, both places of the row."""
+        if not self.backward:
+            return self.text.line_ends(self.start + start, self.start + stop) - self.start
+        last = self.start + self.size
+        return last - self.text.line_ends(last - stop, last - start)[::-1]
 
 
 @dataclass(frozen=True)

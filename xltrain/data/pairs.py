@@ -43,27 +43,17 @@ def choose(row: RowText, *, start: int, begin: int, size: int, draws: np.ndarray
     """
     stop = begin + size
     end = row.line(stop - 1)[1]  # of the last sentence that the window can hold
-    cuts = _line_ends(row, begin, stop)
-    a_end = cuts[int(draws[1] * len(cuts))] if cuts else end
+    cuts = row.line_ends(begin, stop)
+    a_end = int(cuts[int(draws[1] * len(cuts))]) if len(cuts) else end
     b = None
-    if not cuts or draws[0] < 0.5:
+    if not len(cuts) or draws[0] < 0.5:
         needed = max(1, size - (a_end - begin))
         b = _elsewhere(row, own=(start, stop), needed=needed, longest=size, draw=draws[2])
     if b is None:  # it follows A, which ends in the middle where no sentence ends
-        a_end = a_end if cuts else begin + (size + 1) // 2
+        a_end = a_end if len(cuts) else begin + (size + 1) // 2
         b = a_end, end
     a_size = min(a_end - begin, max(size - (b[1] - b[0]), (size + 1) // 2))  # the longer of the two is cut
     return (begin, begin + a_size), (b[0], b[0] + size - a_size)
-
-
-def _line_ends(row: RowText, start: int, stop: int) -> list[int]:
-    """Where lines end between the two places, which are not counted."""
-    found = []
-    place = row.line(start)[1]
-    while place < stop:
-        found.append(place)
-        place = row.line(place)[1]
-    return found
 
 
 def _elsewhere(row: RowText, *, own: Span, needed: int, longest: int, draw: float) -> Span | None:
