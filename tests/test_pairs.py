@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import corpora
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_naive_equality import model_of
 
@@ -28,66 +29,78 @@ from xltrain.training.build import build_objective, build_stream
 
 SEP, CLS, FIRST = 4, 3, 10
 SEED = 5
-DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6)
-SIZES: dict[str, Any] = {
-    "documents": DOCUMENTS,
-    "rows": st.integers(1, 3),
-    "reuse_len": st.integers(1, 7),
-    "rest": st.integers(5, 14),
-    "mem_len": st.sampled_from([0, 0, 5, 20]),
-    "shuffle": st.booleans(),
-    "bidirectional": st.booleans(),
-}
 
 
-def lines_of(documents: list[list[int]]) -> Split:
-    """Documents of lines of so many tokens; ids tell places apart and are no symbols."""
-    split = corpora.split_of([sum(lines) for lines in documents])
-    ends = np.cumsum([length for lines in documents for length in lines])
-    inner = np.setdiff1d(ends, split.ends)
-    return Split(split.name, split.tokens + FIRST, split.ends, split.counts, inner)
+@dataclass(frozen=True)
+class Reading:
+    """Documents of lines of so many tokens, and how rows read them; ids tell places apart and are no symbols."""
+
+    documents: list[list[int]]
+    runs: int
+    reuse_len: int
+    rest: int
+    mem_len: int = 0
+    shuffle: bool = False
+    both: bool = False
+
+    @property
+    def rows(self) -> int:
+        return 2 * self.runs if self.both else self.runs
+
+    @property
+    def seq_len(self) -> int:
+        return self.reuse_len + self.rest
+
+    @property
+    def split(self) -> Split:
+        found = corpora.split_of([sum(lines) for lines in self.documents])
+        ends = np.cumsum([length for lines in self.documents for length in lines])
+        return Split(found.name, found.tokens + FIRST, found.ends, found.counts, np.setdiff1d(ends, found.ends))
+
+    def stream(self, **more: Any) -> PairStream:
+        return PairStream(
+            self.split,
+            total_rows=self.rows,
+            seq_len=self.seq_len,
+            reuse_len=self.reuse_len,
+            mem_len=self.mem_len,
+            sep=SEP,
+            cls=CLS,
+            shuffle=self.shuffle,
+            seed=SEED,
+            bidirectional=self.both,
+            **more,
+        )
+
+    def by_hand(self, epoch: int) -> list[tuple[list[int], list[int], list[int]]]:
+        """Tokens, documents and lines of every row's run of an epoch."""
+        count = len(self.documents)
+        order = DocumentOrder(count, seed=SEED, epoch=epoch).numbers(0, count) if self.shuffle else range(count)
+        begins = np.cumsum([0] + [sum(lines) for lines in self.documents])
+        text: list[tuple[int, int, int]] = []
+        line = 0
+        for number, document in enumerate(order):
+            token = int(begins[document]) + FIRST
+            for length in self.documents[document]:
+                text += [(token + i, number, line) for i in range(length)]
+                token, line = token + length, line + 1
+        size = len(text) // self.runs
+        found = [text[run * size : (run + 1) * size] for run in range(self.runs)]
+        if self.both:
+            found += [row[::-1] for row in found]
+        return [tuple(map(list, zip(*row, strict=True))) for row in found]  # type: ignore[misc]
 
 
-def stream_of(
-    split: Split, runs: int, reuse_len: int, rest: int, shuffle: bool, both: bool, mem_len: int = 0, **more: Any
-) -> PairStream:
-    return PairStream(
-        split,
-        total_rows=2 * runs if both else runs,
-        seq_len=reuse_len + rest,
-        reuse_len=reuse_len,
-        mem_len=mem_len,
-        sep=SEP,
-        cls=CLS,
-        shuffle=shuffle,
-        seed=SEED,
-        bidirectional=both,
-        **more,
-    )
-
-
-def rows_by_hand(
-    documents: list[list[int]], epoch: int, runs: int, shuffle: bool, both: bool
-) -> list[tuple[list[int], list[int], list[int]]]:
-    """Tokens, documents and lines of every row's run of an epoch."""
-    order = (
-        DocumentOrder(len(documents), seed=SEED, epoch=epoch).numbers(0, len(documents))
-        if shuffle
-        else range(len(documents))
-    )
-    begins = np.cumsum([0] + [sum(lines) for lines in documents])
-    text: list[tuple[int, int, int]] = []
-    line = 0
-    for number, document in enumerate(order):
-        token = int(begins[document]) + FIRST
-        for length in documents[document]:
-            text += [(token + i, number, line) for i in range(length)]
-            token, line = token + length, line + 1
-    size = len(text) // runs
-    found = [text[run * size : (run + 1) * size] for run in range(runs)]
-    if both:
-        found += [row[::-1] for row in found]
-    return [tuple(map(list, zip(*row, strict=True))) for row in found]  # type: ignore[misc]
+READINGS = st.builds(
+    Reading,
+    documents=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6),
+    runs=st.integers(1, 3),
+    reuse_len=st.integers(1, 7),
+    rest=st.integers(5, 14),
+    mem_len=st.sampled_from([0, 0, 5, 20]),
+    shuffle=st.booleans(),
+    both=st.booleans(),
+).filter(lambda reading: reading.split.num_tokens >= reading.runs * (reading.seq_len - 3))
 
 
 def window_by_hand(
@@ -135,22 +148,13 @@ def window_by_hand(
 
 
 @settings(max_examples=120)
-@given(**SIZES)
-def test_windows_against_a_plain_reimplementation(
-    documents: list[list[int]],
-    rows: int,
-    reuse_len: int,
-    rest: int,
-    mem_len: int,
-    shuffle: bool,
-    bidirectional: bool,
-):
-    split, seq_len = lines_of(documents), reuse_len + rest
-    assume(split.num_tokens >= rows * (seq_len - 3))
-    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
-    position, run_size = Position(), split.num_tokens // rows
+@given(READINGS)
+def test_windows_against_a_plain_reimplementation(reading: Reading):
+    stream, seq_len, reuse_len = reading.stream(), reading.seq_len, reading.reuse_len
+    num_tokens = reading.split.num_tokens
+    position, run_size = Position(), num_tokens // reading.runs
     for epoch in (0, 1):
-        by_hand = rows_by_hand(documents, epoch, rows, shuffle, bidirectional)
+        by_hand = reading.by_hand(epoch)
         for number in range(stream.segments_per_epoch):
             assert position == Position(epoch, number)
             segment, position = stream.read(position)
@@ -159,31 +163,21 @@ def test_windows_against_a_plain_reimplementation(
             assert segment.length.tolist() == [seq_len] * len(by_hand)
             for row, text in enumerate(by_hand):
                 draws = np.random.default_rng((SEED, epoch, row, number)).random(3)
-                expected = window_by_hand(text, number * reuse_len, reuse_len, rest - 3, mem_len, draws)
+                expected = window_by_hand(text, number * reuse_len, reuse_len, reading.rest - 3, reading.mem_len, draws)
                 assert segment.tokens[row].tolist() == expected[0]
                 assert segment.document[row].tolist() == expected[1]
                 assert segment.segment_ids[row].tolist() == expected[2]
     last = (stream.segments_per_epoch - 1) * reuse_len + seq_len - 3
     assert last <= run_size < last + reuse_len, "one more window would not fit"
-    assert stream.unused_per_epoch == split.num_tokens - rows * last
+    assert stream.unused_per_epoch == num_tokens - reading.runs * last
 
 
 @settings(max_examples=60)
-@given(**SIZES)
-def test_what_every_window_keeps(
-    documents: list[list[int]],
-    rows: int,
-    reuse_len: int,
-    rest: int,
-    mem_len: int,
-    shuffle: bool,
-    bidirectional: bool,
-):
+@given(READINGS)
+def test_what_every_window_keeps(reading: Reading):
     """Rows go on through the reused part, A follows it, B begins a sentence if one is near, and nothing overlaps."""
-    split = lines_of(documents)
-    assume(split.num_tokens >= rows * (reuse_len + rest - 3))
-    stream = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
-    for row, (text, _, line) in enumerate(rows_by_hand(documents, 0, rows, shuffle, bidirectional)):
+    stream, reuse_len, rest = reading.stream(), reading.reuse_len, reading.rest
+    for row, (text, _, line) in enumerate(reading.by_hand(0)):
         position, reused = Position(), []
         while position.epoch == 0:
             start = position.segment * reuse_len
@@ -209,8 +203,7 @@ def test_what_every_window_keeps(
 
 
 def test_b_is_from_elsewhere_half_of_the_time_and_from_everywhere():
-    split = lines_of([[5] * 400])
-    stream, position, follows, places = stream_of(split, 1, 20, 33, False, False), Position(), [], []
+    stream, position, follows, places = Reading([[5] * 400], 1, 20, 33).stream(), Position(), [], []
     while position.epoch < 4:
         segment, position = stream.read(position)
         tokens = segment.tokens[0].tolist()
@@ -223,7 +216,7 @@ def test_b_is_from_elsewhere_half_of_the_time_and_from_everywhere():
 
 
 def test_a_text_without_line_ends_still_has_b_from_everywhere():
-    stream, position, places = stream_of(lines_of([[3000]]), 1, 20, 23, False, False), Position(), set()
+    stream, position, places = Reading([[3000]], 1, 20, 23).stream(), Position(), set()
     while position.epoch == 0:
         segment, position = stream.read(position)
         places.add(int(segment.tokens[0, segment.tokens[0].tolist().index(SEP) + 1]))
@@ -236,42 +229,29 @@ def same(one: Segment, other: Segment) -> bool:
 
 
 @settings(max_examples=60)
-@given(**SIZES, cut=st.integers(0, 6), skip=st.integers(0, 9))
-def test_a_position_and_a_range_of_rows_say_all(
-    documents: list[list[int]],
-    rows: int,
-    reuse_len: int,
-    rest: int,
-    mem_len: int,
-    shuffle: bool,
-    bidirectional: bool,
-    cut: int,
-    skip: int,
-):
-    split = lines_of(documents)
-    assume(split.num_tokens >= rows * (reuse_len + rest - 3))
-    total = 2 * rows if bidirectional else rows
+@given(reading=READINGS, cut=st.integers(0, 6), skip=st.integers(0, 9))
+def test_a_position_and_a_range_of_rows_say_all(reading: Reading, cut: int, skip: int):
+    total = reading.rows
     cut = min(cut, total)
-    sizes = (split, rows, reuse_len, rest, shuffle, bidirectional, mem_len)
-    whole, position = stream_of(*sizes), Position()
+    whole, position = reading.stream(), Position()
     for _ in range(skip):
         _, position = whole.read(position)
-    low = stream_of(*sizes, first_row=0, rows=cut)
-    high = stream_of(*sizes, first_row=cut, rows=total - cut)
+    low = reading.stream(first_row=0, rows=cut)
+    high = reading.stream(first_row=cut, rows=total - cut)
     for _ in range(4):
         segment, after = whole.read(position)
         for part, (start, stop) in ((low, (0, cut)), (high, (cut, total))):
             found, same_after = part.read(position)
             assert same_after == after
             assert same(found, segment.rows(start, stop))
-        assert segment.backward is None or segment.backward.tolist() == [0] * rows + [1] * rows
+        assert segment.backward is None or segment.backward.tolist() == [0] * reading.runs + [1] * reading.runs
         position = after
 
 
 def test_text_shorter_than_a_window_per_row_is_refused_with_both_numbers():
     with pytest.raises(UsageError, match=r"needs at least 68 tokens \(4 rows x \(seq_len 20 - 3\)\), this text has 67"):
-        stream_of(lines_of([[67]]), 4, 8, 12, False, False)
-    assert stream_of(lines_of([[68]]), 4, 8, 12, False, False).segments_per_epoch == 1
+        Reading([[67]], 4, 8, 12).stream()
+    assert Reading([[68]], 4, 8, 12).stream().segments_per_epoch == 1
 
 
 # --- what is predicted, seen and remembered
@@ -291,22 +271,11 @@ def objective_of(vocab_size: int, reuse_len: int, *, num_predict: int = 6, keep_
 
 
 @settings(max_examples=40)
-@given(**SIZES, apart=st.booleans(), seed=st.integers(0, 2**31))
-def test_targets_and_visibility_against_their_definition(
-    documents: list[list[int]],
-    rows: int,
-    reuse_len: int,
-    rest: int,
-    mem_len: int,
-    shuffle: bool,
-    bidirectional: bool,
-    apart: bool,
-    seed: int,
-):
-    split, seq_len = lines_of(documents), reuse_len + rest
-    assume(split.num_tokens >= rows * (seq_len - 3))
-    segment, _ = stream_of(split, rows, reuse_len, rest, shuffle, bidirectional, mem_len).read(Position())
-    total = segment.tokens.shape[0]
+@given(reading=READINGS, apart=st.booleans(), seed=st.integers(0, 2**31))
+def test_targets_and_visibility_against_their_definition(reading: Reading, apart: bool, seed: int):
+    reuse_len, rest, seq_len, total = reading.reuse_len, reading.rest, reading.seq_len, reading.rows
+    split = reading.split
+    segment, _ = reading.stream().read(Position())
     count = min(4, reuse_len * 2, rest - 3)
     objective = objective_of(split.num_tokens + FIRST, reuse_len, num_predict=count, keep_apart=apart)
     plan = objective.plan(segment, Draw(seed=seed, step=1, rows=torch.arange(total)))
@@ -343,8 +312,8 @@ def test_targets_and_visibility_against_their_definition(
 
 
 def test_only_the_reused_part_is_remembered_and_it_is_the_text_before_the_next_window():
-    split, reuse_len, rest = lines_of([[4, 6, 5] * 12]), 5, 9
-    stream = stream_of(split, 1, reuse_len, rest, False, True)
+    reading = Reading([[4, 6, 5] * 12], 1, reuse_len=5, rest=9, both=True)
+    split, reuse_len, stream = reading.split, reading.reuse_len, reading.stream()
     model = model_of(vocab_size=split.num_tokens + FIRST, num_layers=1, segment_embeddings=True)
     objective = objective_of(split.num_tokens + FIRST, reuse_len)
     memory, position = model.empty_memory(rows=2, mem_len=12), Position()
