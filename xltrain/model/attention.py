@@ -59,7 +59,7 @@ class View:
         seen = visibility.dense()  # (B, R, K)
         alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
         mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)  # (B, R, K)
-        mask = mask.masked_fill(~(seen | ~alive), float("-inf"))
+        mask = mask.masked_fill_(~seen & alive, float("-inf"))
         other = None
         if segments is not None:
             rows, keys = segments

@@ -161,8 +161,8 @@ class Cache:
         buffer, remembered = self.buffer, slice(self.end - self.mem_len, self.end)
         if self.end == buffer.end and self.end + seq_len <= buffer.size:
             return self
-        # With a quarter more, a position is copied about four times in its life, and read for M tokens.
-        size = self.mem_len + max(seq_len, self.mem_len // 4)
+        # With twice the room, what is remembered is copied once in M tokens; each of these reads all of it.
+        size = self.mem_len + max(seq_len, self.mem_len)
         *outer, _, width = buffer.keys_values.shape
         keys_values = buffer.keys_values.new_empty(*outer, size, width)  # (L, 2, B, N, S, H)
         keys_values[..., : self.mem_len, :] = buffer.keys_values[..., remembered, :]
