@@ -145,6 +145,15 @@ def test_a_pickle_cannot_have_torch_write_a_file_of_differences(
     assert Bag.dump_patches is False
 
 
+def test_a_module_that_contains_itself(refused: Callable[..., str], golden: Any, tmp_path: Path) -> None:
+    source = foreign.write_original(tmp_path / "source", *golden)
+    with foreign.programs() as classes:
+        model = classes["MemTransformerLM"]()
+        model._modules["inner"] = model
+        torch.save(model, source)
+    assert "model.pt: not a file of torch.save or pickle, or one that is damaged" in refused(source)
+
+
 def test_functions_beyond_data_are_not_even_named(tmp_path: Path) -> None:
     for name in ("builtins\neval", "os\nsystem", "torch\nload", "collections\nnamedtuple", "mem_transformer\nother"):
         path = tmp_path / "a.pkl"

@@ -84,6 +84,27 @@ def test_what_changes_no_weight_may_be_given_anew(run: Path, corpus: corpora.Cor
     assert (config.model.dropout, config.model.clamp_len, config.model.d_model) == (0.0, 4, 32)
 
 
+def test_adaptive_bins_agree_however_they_are_written(corpus: corpora.Corpus, cli: Cli, tmp_path: Path) -> None:
+    adaptive = {"cutoffs": [20, 60], "div_val": 2, "tie_projections": True}
+    path = corpora.config_file(
+        tmp_path,
+        corpus.valid,
+        model={"adaptive": adaptive},
+        objective={"name": "causal"},
+        tokenizer={"kind": "word", "vocab_size": None},
+        training={"max_steps": 1},
+    )
+    assert cli("pretrain", path).status == 0
+    run = tmp_path / "run"
+    same = written(tmp_path, corpus, run, model={"adaptive": adaptive | {"tie_projections": [True, True, True]}})
+    assert load_config(same).model.adaptive.tie_projections == [True, True, True]
+    other = written(tmp_path, corpus, run, model={"adaptive": {"tie_projections": [False, True, True]}})
+    assert "model.adaptive.tie_projections: [False, True, True] does not fit" in cli("prepare", other).sentence()
+    for section in ("model", "tokenizer", "objective"):
+        data = yaml.safe_load(same.read_text(encoding="utf-8")) | {section: 3}
+        assert f"{section}: 3 is not allowed" in cli("prepare", corpora.write_config(same, data)).err
+
+
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [

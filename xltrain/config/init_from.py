@@ -41,6 +41,8 @@ def checkpoint_folder(path: Path) -> Path | None:
 def take_over(data: dict[str, Any], origin: Config, folder: Path) -> list[Problem]:
     """Fill ``data``, a configuration as written, from the checkpoint at ``folder``; returns what contradicts it."""
     problems: list[Problem] = []
+    if any(not isinstance(data.get(name) or {}, dict) for name in ("tokenizer", "model", "objective")):
+        return problems  # validation refuses what is no section
     tokenizer = dict(data.get("tokenizer") or {})
     file_name = TOKENIZER_FILES[origin.tokenizer.kind]
     for key in CUTS:
@@ -76,13 +78,20 @@ def contradictions(config: Config, origin: Config, folder: Path) -> list[Problem
     now, before = _shapes(config), _shapes(origin)
     if origin.model.positions == "learned":
         now["segments.seq_len"], before["segments.seq_len"] = config.segments.seq_len, origin.segments.seq_len
-    return [(key, _differs(now[key], before[key], folder)) for key in before if now[key] != before[key]]
+    return [(key, _differs(now.get(key), wanted, folder)) for key, wanted in before.items() if now.get(key) != wanted]
 
 
 def _shapes(config: Config) -> dict[str, object]:
-    model = config.model
+    """What has to agree, the same for every way in which it can be written."""
+    model, adaptive = config.model, config.model.adaptive
     found = {f"model.{key}": value for key, value in model.model_dump(mode="json").items() if key not in MAY_DIFFER}
-    return found | {"model.head_dim": model.head_width, "model.d_inner": model.inner_width}
+    found |= {"model.head_dim": model.head_width, "model.d_inner": model.inner_width}
+    found["model.adaptive"] = adaptive.cutoffs
+    if adaptive.cutoffs:
+        found["model.adaptive.div_val"] = adaptive.div_val
+    if adaptive.cutoffs and adaptive.div_val > 1:
+        found["model.adaptive.tie_projections"] = adaptive.tied_projections
+    return found
 
 
 def _differs(given: object, wanted: object, folder: Path) -> str:
@@ -96,12 +105,10 @@ def _same_bytes(one: Path, other: Path) -> bool:
         return False
 
 
-def _laid_over(below: dict[str, Any], above: Any) -> Any:
-    """Keys of ``above`` where given, of ``below`` elsewhere; what is no section is left for validation to refuse."""
-    if not isinstance(above, dict):
-        return above
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Keys of ``above`` where given, of ``below`` elsewhere."""
     found = dict(below)
     for key, value in above.items():
         inner = below.get(key)
-        found[key] = _laid_over(inner, value) if isinstance(inner, dict) and value is not None else value
+        found[key] = _laid_over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return found

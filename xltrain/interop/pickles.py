@@ -146,7 +146,7 @@ def read_torch(path: Path) -> Any:
     Raises:
         UsageError: if the file cannot be read, or asks for anything beyond data.
     """
-    with _explained(path), path.open("rb") as file, warnings.catch_warnings():
+    with explained(path), path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old files hold the source of their classes, which torch compares
         begin = file.read(len(_OLD))
         file.seek(0)
@@ -164,7 +164,7 @@ def read_pickle(path: Path) -> Any:
     Raises:
         UsageError: as :func:`read_torch`.
     """
-    with _explained(path), path.open("rb") as file:
+    with explained(path), path.open("rb") as file:
         begin = file.read(len(_OLD))
         file.seek(0)
         if begin != _OLD and not begin.startswith(_ZIP):
@@ -173,12 +173,14 @@ def read_pickle(path: Path) -> Any:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Every failure of reading ``path`` as one sentence."""
     try:
         yield
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UsageError:
+        raise
     except Exception as error:  # a damaged pickle can fail in any way
         named = re.search(r"GLOBAL ([\w.]+)|function ([\w.]+)|class ([\w.]+)", str(error))
         if named is None:

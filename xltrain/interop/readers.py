@@ -11,11 +11,14 @@ from xltrain.errors import UsageError
 from xltrain.interop import tensorflow, transformer_xl, xlnet_import
 from xltrain.interop.bundle import Bundle
 from xltrain.interop.imported import Imported, Settings, listed, read_json, require_names, vocabulary_size
-from xltrain.interop.pickles import BAGS, Bag, read_torch, tensors_of
+from xltrain.interop.pickles import BAGS, Bag, explained, read_torch, tensors_of
 from xltrain.interop.tensors import folder_tensors
 from xltrain.interop.tokenizer_import import read_folder_tokenizer, read_original_tokenizer
 from xltrain.interop.transformer_xl import Layout, find_ties, from_original
 from xltrain.interop.words import find_words, words_of
+
+WRAPPERS = ("torch.nn.parallel.data_parallel.DataParallel", "utils.data_parallel.BalancedDataParallel")
+"""Classes that hold a model as ``module``, to run it on several devices."""
 
 
 def read_xlnet(folder: Path, vocabulary: Path | None) -> Imported:
@@ -113,8 +116,8 @@ def read_pytorch_transformer_xl(path: Path, vocabulary: Path | None) -> Imported
     found = read_torch(path)
     if isinstance(found, dict) and "model_state" in found:
         return _nvidia(found, path, vocabulary)
-    while isinstance(found, BAGS["torch.nn.parallel.data_parallel.DataParallel"]):
-        found = found.module
+    if isinstance(found, tuple(BAGS[name] for name in WRAPPERS)):
+        found = getattr(found, "module", None)
     if not isinstance(found, BAGS["mem_transformer.MemTransformerLM"]):
         what = type(found).__name__ if isinstance(found, Bag) else f"a {type(found).__name__}"
         raise UsageError(
@@ -122,9 +125,11 @@ def read_pytorch_transformer_xl(path: Path, vocabulary: Path | None) -> Imported
             "dictionary with model_state and model_config (NVIDIA's checkpoint_*.pt)"
         )
     tokenizer = find_words(path.parent, vocabulary)
+    with explained(path):  # attributes may be anything
+        tensors, settings = tensors_of(found), _settings_of_module(found)
     return _transformer_xl(
-        tensors_of(found),
-        Settings(_settings_of_module(found), path),
+        tensors,
+        Settings(settings, path),
         file=path,
         tokenizer=tokenizer,
         name="transformer-xl",

@@ -77,9 +77,8 @@ def from_tokenizer_json(content: Mapping[str, Any], path: Path, *, cleanup: Clea
     model = model if isinstance(model, dict) else {}
     kind, vocabulary = model.get("type"), model.get("vocab")
     if kind == "Unigram" and isinstance(vocabulary, list):
-        return SentencePieceTokenizer(
-            _unigram(content, vocabulary, unk=model.get("unk_id"), path=path), source=str(path)
-        )
+        written = _unigram(content, vocabulary, unk=model.get("unk_id"), path=path)
+        return SentencePieceTokenizer(written, source=str(path), cleanup=cleanup)
     if kind == "WordLevel" and isinstance(vocabulary, dict):
         pieces = sorted(vocabulary, key=lambda piece: int(vocabulary[piece]))
         if pieces[: len(SPECIALS)] == list(SPECIALS):
