@@ -326,6 +326,7 @@ def test_text_is_streamed_after_its_prompt(finished: Any, cli: Cli):
     [sample] = samples_of(cli("generate", run, "Bada", "--max-tokens", 20, "--json"))
     assert outcome.out == f"Bada{sample['text']}\n"
     assert "tokens/s" in outcome.err
+    assert "generating" not in outcome.err
     several = cli("generate", run, "Bada", "--max-tokens", 5, "--num-samples", 2)
     assert several.out.count("--- sample") == 2
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -81,9 +81,9 @@ def generate(
 
     def show(sample: Sample, text: str) -> None:
         if streamed:
-            print(sample.prompt + text if sample.text == text else text, end="", flush=True)
+            print(sample.before + text if sample.text == text else text, end="", flush=True)
 
-    found = run(
+    found, samples = run(
         source,
         prompts,
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
@@ -99,11 +99,11 @@ def generate(
         print(json.dumps(found, ensure_ascii=False))
         return
     if streamed:
-        print("" if found["samples"][0]["text"] else prompts[0])
+        print("" if samples[0].text else samples[0].before)
     else:
-        _print_samples(found["samples"])
-    tokens = sum(sample["tokens"] for sample in found["samples"])
-    console.say(f"{tokens:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
+        for sample in samples:
+            print(f"--- sample {sample.number}\n{sample.before}{sample.text}")
+    console.say(f"{found['tokens']:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
 
 
 def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]:
@@ -120,9 +120,3 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
         raise UsageError(f"{file or 'standard input'}: not UTF-8 text (byte {error.start})") from None
     found = text.split("\n") if lines else [text]
     return [line.removesuffix("\r") for line in found]
-
-
-def _print_samples(samples: list[dict[str, Any]]) -> None:
-    for sample in samples:
-        print(f"--- sample {sample['sample']}")
-        print(sample["prompt"] + sample["text"])

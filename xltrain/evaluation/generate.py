@@ -5,6 +5,7 @@ What a sample becomes depends on its prompt, the seed and its number, not on wha
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xltrain import console
 from xltrain.data.tokenizer import SPECIALS, Tokenizer, find_piece, never_target
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
@@ -29,11 +31,13 @@ UNTIL = ("document", "line", "never")
 class Sample:
     """One continuation of a prompt; ``log_prob`` in nats under the model itself, whatever it was drawn with.
 
+    before: what is printed before its text: the prompt, and for pairs the tab after a source.
     ended: whether it came to the mark that it goes up to, which is then its last token and not in its text.
     """
 
     number: int
     prompt: str
+    before: str
     speller: Speller
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -115,12 +119,15 @@ def generate(
     mem_len: int | None,
     batch_size: int | None,
     show: Callable[[Sample, str], None],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Sample]]:
     """Continue every prompt ``num_samples`` times; arguments as the command's options.
 
     Args:
         show: called with every piece of text as soon as it is whole, sample by sample in order where one batch has one
             row, and otherwise as the rows of a batch come.
+
+    Returns:
+        the JSON object, and the samples.
 
     Raises:
         UsageError: for a model that cannot generate, and for a prompt that it cannot begin from.
@@ -144,39 +151,59 @@ def generate(
             )
     samples = [
         Sample(
-            number=prompt * num_samples + copy,
-            prompt=prompts[prompt],
-            speller=Speller(loaded.tokenizer, before="" if encoder.pairs else prompts[prompt], end=ends.end),
+            number=number * num_samples + copy,
+            prompt=prompt,
+            before=prompt + "\t" if encoder.pairs else prompt,
+            speller=Speller(loaded.tokenizer, before="" if encoder.pairs else prompt, end=ends.end),
         )
-        for prompt in range(len(prompts))
+        for number, prompt in enumerate(prompts)
         for copy in range(num_samples)
     ]
     rows = batch_size or loaded.config.evaluation.batch_size
     begin = time.perf_counter()
-    for first in range(0, len(samples), rows):
-        batch = samples[first : first + rows]
-        _continue(
-            reader, batch, [ids[sample.number // num_samples] for sample in batch], ends, sampling, max_tokens, show
-        )
+    with _progress(samples) as finished:
+        for first in range(0, len(samples), rows):
+            batch = samples[first : first + rows]
+            _continue(
+                reader,
+                batch,
+                [ids[sample.number // num_samples] for sample in batch],
+                ends=ends,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                show=show,
+                finished=finished,
+            )
     seconds = time.perf_counter() - begin
     total = sum(len(sample.tokens) for sample in samples)
-    return {
+    found = {
         "checkpoint": str(loaded.checkpoint.folder),
         "mem_len": reader.mem_len,
         "seed": sampling.seed,
+        "tokens": total,
         "tokens_per_second": total / seconds,
         "samples": [sample.report() for sample in samples],
     }
+    return found, samples
+
+
+def _progress(samples: list[Sample]) -> AbstractContextManager[Callable[[int], None]]:
+    """To be told how many samples have come to their end; a single one shows itself."""
+    if len(samples) == 1:
+        return nullcontext(lambda count: None)
+    return console.counting(total=len(samples), unit="sample", description="generating")
 
 
 def _continue(
     reader: Reader,
     samples: list[Sample],
     ids: list[list[int]],
+    *,
     ends: Ends,
     sampling: Sampling,
     max_tokens: int,
     show: Callable[[Sample, str], None],
+    finished: Callable[[int], None],
 ) -> None:
     """Generate samples together, one token of each at a time; those that are over leave the batch."""
     different = list(dict.fromkeys(map(tuple, ids)))  # a prompt of several samples is read once
@@ -190,8 +217,9 @@ def _continue(
         numbers = torch.tensor([sample.number for sample in running], device=device)
         tokens = sampling.choose(log_probs, allowed, samples=numbers, step=step)  # (B,)
         _append(running, tokens, log_probs, ends, show)
-        going = [row for row, sample in enumerate(running) if not sample.ended]
-        if not going or step == max_tokens - 1:
+        going = [row for row, sample in enumerate(running) if not sample.ended and step < max_tokens - 1]
+        finished(len(running) - len(going))
+        if not going:
             break
         if len(going) < len(running):
             rows = torch.tensor(going, device=device)
