@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo checks test test-all bench bench-eval wheel clean
+.PHONY: help setup demo checks test test-all bench bench-data bench-eval wheel clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ bench: setup  ## Paired timings against the Hugging Face implementation
 
 bench-eval: setup  ## Memory against a sliding window, cached projections against new ones
 	$(RUN)/python scripts/bench_eval.py
+
+bench-data: setup  ## Paired timings of preparing text against sentencepiece's own encode
+	$(RUN)/python scripts/bench_data.py
 
 wheel: setup  ## Build the wheel into dist/
 	$(RUN)/python -m build --wheel

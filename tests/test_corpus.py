@@ -262,6 +262,7 @@ def test_the_parts_of_a_long_document_are_the_document(
     monkeypatch.undo()
     whole = documents(path, separator, counts)
     monkeypatch.setattr(corpus_module, "PART_CHARACTERS", size)
+    monkeypatch.setattr(corpus_module, "BLOCK", size)
     joined: list[list[str]] = []
     open_document = False
     for part in corpora.read_documents([path], separator=separator, counts=again):

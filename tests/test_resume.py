@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import corpora
 import hypothesis
 import pytest
 import torch
@@ -303,3 +304,21 @@ def test_another_validation_text_may_be_used_on_resume(text: Path, tmp_path: Pat
     (text / "valid2.txt").write_text("lo ra mi tu ken.\n\n" * 9)
     pretrain(config_of(text, tmp_path, steps=5, corpus__validation=[str(text / "valid2.txt")]), resume=True)
     assert newest_checkpoint(tmp_path).step == 5  # type: ignore[union-attr]
+
+
+def test_losses_do_not_depend_on_how_many_segments_are_read_ahead(corpus: corpora.Corpus, tmp_path: Path):
+    found = []
+    for workers in (0, 1, 2, 4):
+        config = corpora.config_for(
+            corpus.train,
+            tmp_path,
+            run={"output_dir": str(tmp_path / str(workers))},
+            tokenizer={"kind": "byte", "vocab_size": None},
+            training={"num_workers": workers, "max_steps": 20},
+            logging={"every": 1},
+            segments={"shuffle_documents": True},
+        )
+        lines = (pretrain(config) / "metrics.jsonl").read_text().splitlines()
+        found.append([json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)])
+    assert len(found[0]) == 20
+    assert found == [found[0]] * 4

@@ -14,10 +14,11 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from xltrain.data.ahead import ReadAhead
 from xltrain.data.epochs import EpochText
 from xltrain.data.order import DocumentOrder, block_bounds, block_size, num_blocks
 from xltrain.data.store import Split, Store
-from xltrain.data.streams import Position, Segment, TrainingStream
+from xltrain.data.streams import Position, Segment, Stream, TrainingStream
 from xltrain.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=12)
@@ -33,7 +34,7 @@ def stream_of(split: Split, total_rows: int, seq_len: int, shuffle: bool, **more
     return TrainingStream(split, total_rows=total_rows, seq_len=seq_len, shuffle=shuffle, seed=5, **more)
 
 
-def walk(stream: TrainingStream, position: Position, count: int) -> Iterator[tuple[Segment, Position]]:
+def walk(stream: Stream, position: Position, count: int) -> Iterator[tuple[Segment, Position]]:
     for _ in range(count):
         segment, position = stream.read(position)
         yield segment, position
@@ -323,3 +324,43 @@ def test_the_end_of_a_huge_store_opens_at_once_and_is_read_right_in_a_shuffled_e
     text = EpochText(split, epoch=7, shuffle=True, seed=0)
     tokens, _ = text.window(place, 1_000)
     assert tokens.tolist() == tail.tolist()
+
+
+# --- reading ahead
+
+
+@settings(max_examples=30)
+@given(**STREAMS, depth=st.integers(1, 4), jumps=st.lists(st.integers(0, 20), max_size=6))
+def test_reading_ahead_gives_what_reading_gives(
+    lengths: list[int], rows: int, seq_len: int, shuffle: bool, depth: int, jumps: list[int]
+):
+    split = corpora.split_of(lengths)
+    assume(split.num_tokens >= rows * (seq_len + 1))
+    stream = stream_of(split, rows, seq_len, shuffle)
+    ahead = ReadAhead(stream_of(split, rows, seq_len, shuffle), depth=depth)
+    places = [place for _, place in walk(stream, Position(), 21)]
+    for start in [0, *jumps]:
+        for (one, place), (other, same_place) in zip(
+            walk(stream, places[start], 4), walk(ahead, places[start], 4), strict=True
+        ):
+            assert same(one, other)
+            assert place == same_place
+
+
+def test_what_fails_while_reading_ahead_is_raised_when_it_is_asked_for():
+    class Failing:
+        split = corpora.split_of([5])
+
+        def read(self, position: Position) -> tuple[Segment, Position]:
+            if position.segment == 2:
+                raise OSError("the disk is gone")
+            return stream_of(self.split, 1, 1, False).read(Position())[0], Position(0, position.segment + 1)
+
+        def notes(self) -> list[str]:
+            return []
+
+    ahead = ReadAhead(Failing(), depth=3)
+    _, place = ahead.read(Position())
+    _, place = ahead.read(place)
+    with pytest.raises(OSError, match="disk is gone"):
+        ahead.read(place)

@@ -92,6 +92,8 @@ class TrainingConfig(Section):
     """Keep only every layer's input, and run the layer again for its gradient: less memory, a third more time."""
     device: str = "auto"
     """`auto`: CUDA when there, CPU otherwise."""
+    num_workers: Length = 2
+    """Segments that are read ahead while a step runs; 0: each is read when its step begins. The result is the same."""
 
     def problems(self) -> list[Problem]:
         found = []

@@ -8,10 +8,13 @@ Treatment of what text contains, in files of any kind and the same in vocabulary
 - A line of white space only counts as blank.
 """
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import BinaryIO, Protocol
+
+import numpy as np
 
 from xltrain.data.files import HEAD, AnyFile, check_text, file_size, is_packed, open_raw, reading
 from xltrain.errors import UsageError
@@ -108,7 +111,11 @@ class TextPiece:
     size: int
 
     def documents(self, counts: Counts | None = None) -> Iterator[Document]:
-        return split_documents(self.lines(counts), separator=self.separator, place=self._line, counts=counts)
+        blocks = read_blocks(self.path, counts, start=self.start, stop=self.stop)
+        if self.separator == "blank_line":
+            return split_at_blank_lines(blocks, counts=counts)
+        lines = chain.from_iterable(blocks)
+        return split_documents(lines, separator=self.separator, place=self._line, counts=counts)
 
     def lines(self, counts: Counts | None = None) -> Iterator[str]:
         return read_lines(self.path, counts, start=self.start, stop=self.stop)
@@ -181,6 +188,13 @@ def read_lines(
     Raises:
         UsageError: naming the file and the first byte that is not UTF-8.
     """
+    return chain.from_iterable(read_blocks(path, counts, start=start, stop=stop))
+
+
+def read_blocks(
+    path: AnyFile, counts: Counts | None = None, *, start: int = 0, stop: int | None = None
+) -> Iterator[list[str]]:
+    """What :func:`read_lines` gives, many lines at a time."""
     with reading(path) as file:
         done = file.seek(start) if start else 0
         while block := file.read(BLOCK if stop is None else min(BLOCK, stop - done)):
@@ -190,7 +204,7 @@ def read_lines(
                 check_text(path, block[:HEAD])
             text = decoded(block, name=str(path), place=done)
             done += len(block)
-            yield from clean_lines(text, counts, num_bytes=len(block))
+            yield clean_lines(text, counts, num_bytes=len(block))
 
 
 def decoded(block: bytes, *, name: str, place: int) -> str:
@@ -208,33 +222,60 @@ def decoded(block: bytes, *, name: str, place: int) -> str:
         ) from None
 
 
-def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> Iterator[str]:
+def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> list[str]:
     """Lines of a text that begins where a line does, cleaned as said above, with their line ends.
 
     ``num_bytes``: how many bytes of UTF-8 it is.
     """
     cleaned = cleaned_text(text)
-    lines = cleaned.split("\n")
-    last = lines.pop()
+    lines = io.StringIO(cleaned, newline="\n").readlines()  # split at LF alone, which keeps its place
     if counts is not None:
         counts.bytes += num_bytes
-        counts.lines += len(lines)
+        counts.lines += cleaned.count("\n")
         counts.characters += len(cleaned)
-        counts.words += len(cleaned.split())
+        counts.words += count_words(cleaned)
         if len(cleaned) != len(text):
             counts.carriage_returns += text.count("\r")
             counts.nulls += text.count("\0")
             counts.byte_order_marks += text.count("\ufeff")
-    for line in lines:
-        yield line + "\n"
-    if last:
-        yield last
+    return lines
+
+
+_SPACES = np.array([chr(byte).isspace() for byte in range(128)])
+
+
+def count_words(text: str) -> int:
+    """``len(text.split())``; without making the words where all is ASCII."""
+    if not text.isascii() or not text:
+        return len(text.split())
+    spaces = _SPACES[np.frombuffer(text.encode(), dtype=np.uint8)]
+    return int(np.count_nonzero(spaces[:-1] & ~spaces[1:])) + (not spaces[0])
 
 
 def cleaned_text(text: str) -> str:
     """``text`` without what is removed from every text."""
     unclean = "\r" in text or "\0" in text or "\ufeff" in text
     return text.translate(_REMOVED) if unclean else text
+
+
+def split_at_blank_lines(blocks: Iterable[list[str]], *, counts: Counts | None = None) -> Iterator[Document]:
+    """What :func:`split_documents` makes of these lines with the separator ``blank_line``, in a fifth of the time."""
+    lines: list[str] = []  # of the document that is read
+    begun = False  # whether parts of it were given out
+    for block in blocks:
+        start = 0
+        for blank in [number for number, line in enumerate(block) if line.isspace()]:
+            lines += block[start:blank]
+            start = blank + 1
+            if lines or begun:
+                yield _counted(Document(lines), counts)
+                lines, begun = [], False
+        lines += block[start:]
+        if lines and sum(map(len, lines)) >= PART_CHARACTERS:
+            yield Document(lines, complete=False)
+            lines, begun = [], True
+    if lines or begun:
+        yield _counted(Document(lines), counts)
 
 
 def split_documents(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from xltrain.config.schema import Config
+from xltrain.data.ahead import ReadAhead
 from xltrain.data.store import Split, Store
 from xltrain.data.streams import Segment, Stream
 from xltrain.data.tokenizer import Tokenizer
@@ -86,6 +87,8 @@ class Run:
             device=device,
         )
         stream = build_stream(config, store.split("train"), tokenizer, dealt=dealt, rank=place.rank)
+        if config.training.num_workers:
+            stream = ReadAhead(stream, depth=config.training.num_workers)
         memory = model.empty_memory(rows=dealt.rows, mem_len=segments.mem_len)
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:

@@ -48,6 +48,7 @@ MAY_CHANGE = {
     "training.compile",
     "training.activation_checkpointing",
     "training.device",
+    "training.num_workers",
     "model.dropout",
     "model.attention_dropout",
     "model.attention_backend",
