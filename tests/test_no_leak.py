@@ -9,11 +9,21 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from test_naive_equality import model_of
+from test_pairs import CLS, FIRST, SEP, Reading, objective_of
 from torch import Tensor
 
 from xltrain.config.load import validate
+from xltrain.data import pairs
+from xltrain.data.pairs import PairStream
+from xltrain.data.store import Split
+from xltrain.data.streams import Position
+from xltrain.model.init import initialise
 from xltrain.model.visibility import Visibility
+from xltrain.objectives.draws import Draw
 from xltrain.training.loop import pretrain
 
 ALPHABET = "abcdefgh"
@@ -71,3 +81,47 @@ def test_a_query_that_sees_its_own_target_would_be_found_out(tmp_path: Path, mon
 
     monkeypatch.setattr(Visibility, "of_segment", leaking)
     assert validation_loss(tmp_path, name="permutation") < math.log(8) - 0.5
+
+
+# --- windows of pairs
+
+
+def loss_on_random_symbols(steps: int = 300) -> float:
+    """Mean training loss of the last hundred steps, on text of eight symbols that nobody has seen before."""
+    draw = np.random.default_rng(0)
+    lines = draw.integers(3, 12, size=12_000)
+    split = Reading([lines[i : i + 40].tolist() for i in range(0, 12_000, 40)], 1, 14, 18).split
+    tokens = FIRST + draw.integers(0, 8, size=split.num_tokens)
+    split = Split(split.name, tokens, split.ends, split.counts, split.line_ends)
+    common: dict[str, Any] = {"total_rows": 16, "seq_len": 32, "reuse_len": 14, "mem_len": 40, "bidirectional": True}
+    stream = PairStream(split, sep=SEP, cls=CLS, shuffle=True, seed=5, **common)
+    assert stream.segments_per_epoch >= steps
+    model = model_of(vocab_size=20, num_layers=2, d_model=32, num_heads=2, head_dim=16, segment_embeddings=True).float()
+    initialise(model, std=0.1, generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    objective = objective_of(20, 14, num_predict=8)
+    memory, position, losses = model.empty_memory(rows=16, mem_len=40), Position(), []
+    for step in range(steps):
+        segment, position = stream.read(position)
+        plan = objective.plan(segment, Draw(seed=1, step=step, rows=torch.arange(16)))
+        nll, memory = model(**plan.model_inputs(), memory=memory)
+        loss = nll.sum() / plan.num_targets
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return float(np.mean(losses[-100:]))
+
+
+@pytest.mark.slow
+def test_uniform_symbols_stay_at_their_entropy_in_training_too():
+    """Neither B nor memory nor the text that is read again holds a target in sight."""
+    assert np.log(8) - 0.01 < loss_on_random_symbols() < np.log(8) + 0.06
+
+
+@pytest.mark.slow
+def test_a_b_that_repeats_what_the_window_holds_would_be_found_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        pairs, "choose", lambda row, *, start, begin, size, draws: ((begin, begin + 8), (begin, begin + 7))
+    )
+    assert loss_on_random_symbols(600) < np.log(8) - 0.1

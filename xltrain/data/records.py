@@ -54,8 +54,11 @@ class RecordPiece:
             yield from split_documents(self.lines(counts), separator="file", counts=counts)
             return
         inside = self.separator if self.separator in ("line", "two_columns") else "file"
-        place = f"{self.name}, line {{:,}} of a record".format
         for text in self._counted(counts):
+
+            def place(number: int, text: str = text) -> str:
+                return f"{self.name}, line {number:,} of the record that begins {text[:40]!r}"
+
             lines = clean_lines(text, counts, num_bytes=len(text.encode()))
             yield from split_documents(lines, separator=inside, place=place, counts=counts)
 
