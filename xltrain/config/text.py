@@ -112,10 +112,13 @@ class TokenizerConfig(Section):
     """`sentencepiece`: subwords; `char`: one id per character, line ends included, alphabet sorted by code point;
     `byte`: one id per byte of UTF-8; `word`: words between white space, by frequency (Transformer-XL's corpora)."""
     path: str | None = None
-    """An existing tokenizer file (`.model` of sentencepiece, `.json` of char); none: train one on `corpus.train`."""
+    """An existing tokenizer file (`.model` of sentencepiece, `.json` of char and word, or a list with one word per
+    line); none: train one on `corpus.train`."""
     vocab_size: Count | None = None
     """Size of the vocabulary. sentencepiece: 8,000 when not given; char and word: all of the text's when not given
     (a smaller word vocabulary has `<unk>` for the rest); byte: it is fixed."""
+    min_count: Count = 1
+    """Words that occur less often in the training text become `<unk>` (word only)."""
     eos: bool = True
     """Whether every line, a blank one too, ends with `<eos>` (word only)."""
     lower: bool = False
@@ -156,6 +159,8 @@ class TokenizerConfig(Section):
         found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
         if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
             found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
+        if self.kind != "word" and self.min_count > 1:
+            found.append(("min_count", f"it needs tokenizer.kind word, not {self.kind}; leave it out"))
         if self.kind != "sentencepiece":
             keys = ("quotes", "strip_accents", "split_digit_commas") + (("lower",) if self.kind != "word" else ())
             found += [

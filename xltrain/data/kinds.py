@@ -46,8 +46,11 @@ def cleanup_of(wanted: TokenizerConfig) -> CleanUp:
     )
 
 
-def read_tokenizer(path: Path, *, kind: str, cleanup: CleanUp | None = None) -> Tokenizer:
-    """A tokenizer of the given kind from its file; ``cleanup``: what a sentencepiece model's text goes through first.
+def read_tokenizer(
+    path: Path, *, kind: str, cleanup: CleanUp | None = None, eos: bool = True, lower: bool = False
+) -> Tokenizer:
+    """A tokenizer of the given kind from its file; ``cleanup``: what a sentencepiece model's text goes through first;
+    ``eos`` and ``lower``: of a list of words, which does not say itself.
 
     Raises:
         UsageError: if the file is missing, or of another kind.
@@ -61,7 +64,7 @@ def read_tokenizer(path: Path, *, kind: str, cleanup: CleanUp | None = None) -> 
     if kind == "char":
         return CharTokenizer.from_file(data, source=str(path))
     if kind == "word":
-        return WordTokenizer.from_file(data, source=str(path))
+        return WordTokenizer.from_file(data, source=str(path), eos=eos, lower=lower)
     return ByteTokenizer()
 
 
@@ -102,7 +105,9 @@ def train_tokenizer(wanted: TokenizerConfig, lines: Iterable[str]) -> Tokenizer:
     if wanted.kind == "char":
         return train_characters(lines, vocab_size=wanted.vocab_size)
     if wanted.kind == "word":
-        return train_words(lines, vocab_size=wanted.vocab_size, eos=wanted.eos, lower=wanted.lower)
+        return train_words(
+            lines, vocab_size=wanted.vocab_size, eos=wanted.eos, lower=wanted.lower, min_count=wanted.min_count
+        )
     return train_sentencepiece(
         lines,
         vocab_size=wanted.vocab_size or DEFAULT_PIECES,

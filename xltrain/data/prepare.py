@@ -29,6 +29,9 @@ MANY_UNKNOWN = 0.01
 """Share of <unk> above which a person is warned."""
 
 
+_WITHOUT_PIECES = {"kind", "vocab_size", "eos", "lower", "min_count"}
+"""What matters in the tokenizer section where the kind is not sentencepiece."""
+
 Item = TypeVar("Item")
 
 
@@ -211,9 +214,10 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
             "digest": digest(path),
             "vocab_size": config.tokenizer.vocab_size,
             "cleanup": cleanup_of(config.tokenizer).names(),
+            "words": [config.tokenizer.eos, config.tokenizer.lower] if config.tokenizer.kind == "word" else None,
         }
     elif config.tokenizer.kind != "sentencepiece":
-        tokenizer = config.tokenizer.model_dump(mode="json", include={"kind", "vocab_size", "eos", "lower"})
+        tokenizer = config.tokenizer.model_dump(mode="json", include=_WITHOUT_PIECES)
     marks = {name: [source.mark() for source in found] for name, found in sources.items()}
     settings = {
         "format": FORMAT,
@@ -235,7 +239,8 @@ def make_tokenizer(config: Config, sources: list[Source]) -> Tokenizer:
     """Read or train the tokenizer that the configuration asks for."""
     wanted = config.tokenizer
     if wanted.path is not None:
-        found = read_tokenizer(Path(wanted.path).expanduser(), kind=wanted.kind, cleanup=cleanup_of(wanted))
+        path, cleanup = Path(wanted.path).expanduser(), cleanup_of(wanted)
+        found = read_tokenizer(path, kind=wanted.kind, cleanup=cleanup, eos=wanted.eos, lower=wanted.lower)
         check_special_pieces(found, source=wanted.path)
         if wanted.vocab_size not in (None, found.vocab_size):
             raise UsageError(

@@ -96,7 +96,14 @@ class WordTokenizer:
         return {self.file_name: json.dumps(data, ensure_ascii=False).encode("utf-8")}
 
     @classmethod
-    def from_file(cls, data: bytes, *, source: str) -> "WordTokenizer":
+    def from_file(cls, data: bytes, *, source: str, eos: bool = True, lower: bool = False) -> "WordTokenizer":
+        """A vocabulary written here, which knows its ``eos`` and ``lower`` itself; or a list, one word per line.
+
+        Of a line in a list the first word counts, so that a frequency may follow. ``<eos>`` goes in front of a list
+        that lacks it.
+        """
+        if not data.lstrip().startswith(b"{"):
+            return _listed_words(data, source=source, eos=eos, lower=lower)
         try:
             found = json.loads(data)
             return cls(found["words"], eos=found["eos"], lower=found["lower"])
@@ -104,8 +111,25 @@ class WordTokenizer:
             raise UsageError(f"{source}: not a word vocabulary; it holds eos, lower and words") from None
 
 
-def train_words(lines: Iterable[str], *, vocab_size: int | None, eos: bool, lower: bool) -> WordTokenizer:
-    """Count words; keep all, or the most frequent ``vocab_size`` with ``<unk>`` among them.
+def _listed_words(data: bytes, *, source: str, eos: bool, lower: bool) -> WordTokenizer:
+    try:
+        words = [line.split()[0] for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source}: not a word vocabulary: not UTF-8 text (byte {error.start})") from None
+    twice = next((word for word, count in Counter(words).items() if count > 1), None)
+    if not words or twice is not None:
+        problem = "holds no word" if not words else f"lists {twice!r} twice"
+        raise UsageError(f"{source}: not a word vocabulary: it {problem}; it has one word per line")
+    first = ["<eos>"] if eos and "<eos>" not in words else []
+    return WordTokenizer(first + words, eos=eos, lower=lower)
+
+
+def train_words(
+    lines: Iterable[str], *, vocab_size: int | None, eos: bool, lower: bool, min_count: int = 1
+) -> WordTokenizer:
+    """Count words; keep all, or those that occur ``min_count`` times, or the most frequent ``vocab_size``.
+
+    Where words are left out, ``<unk>`` is among those that are kept.
 
     Raises:
         UsageError: if the text has fewer words than ``vocab_size``.
@@ -115,6 +139,9 @@ def train_words(lines: Iterable[str], *, vocab_size: int | None, eos: bool, lowe
         counts.update(_split(line, lower=lower, eos=False))
     first = ["<eos>"] if eos else []
     words = first + [word for word, _ in counts.most_common() if word not in first]
+    frequent = [word for word in words if word in first or counts[word] >= min_count]
+    if len(frequent) < len(words):
+        words = frequent if "<unk>" in frequent else [*frequent, "<unk>"]
     if vocab_size is not None and vocab_size > len(words):
         raise UsageError(
             f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {len(words):,} words; "

@@ -1,0 +1,90 @@
+"""Word vocabularies: counted with cuts by frequency, or read from a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import corpora
+import pytest
+
+from xltrain.config.load import validate
+from xltrain.data.kinds import read_tokenizer
+from xltrain.data.prepare import corpus_sources, fingerprints, prepare
+from xltrain.data.words import train_words
+from xltrain.errors import UsageError
+
+LINES = ["the cat the dog\n", "The <unk> cat\n"]
+
+
+def words(**options: Any) -> list[str]:
+    return train_words(LINES, **({"vocab_size": None, "eos": True, "lower": False} | options)).words
+
+
+def test_rare_words_become_unknown():
+    assert words() == ["<eos>", "the", "cat", "dog", "The", "<unk>"]
+    assert words(min_count=2) == ["<eos>", "the", "cat", "<unk>"]
+    assert words(min_count=2, lower=True, eos=False) == ["the", "cat", "<unk>"]
+    assert words(min_count=2, vocab_size=3) == ["<eos>", "the", "<unk>"]
+    assert words(min_count=1) == words()
+    tokenizer = train_words(LINES, vocab_size=None, eos=True, lower=False, min_count=2)
+    assert tokenizer.encode(["the dog"]) == [[1, 3, 0]]
+    assert tokenizer.training["dropped_words"] == 2
+    with pytest.raises(UsageError, match=r"tokenizer\.vocab_size: 9 is more than this text allows: at most 4 words"):
+        words(min_count=2, vocab_size=9)
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_a_list_of_words_is_a_vocabulary(tmp_path: Path):
+    listed = written(tmp_path / "vocab.txt", "\ufeffthe 17\r\ncat\n\n<UNK> 3\n")
+    tokenizer = read_tokenizer(listed, kind="word")
+    assert [tokenizer.piece(number) for number in range(4)] == ["<eos>", "the", "cat", "<UNK>"]
+    assert tokenizer.encode(["the dog cat"]) == [[1, 3, 2, 0]]
+    plain = read_tokenizer(listed, kind="word", eos=False, lower=True)
+    assert plain.encode(["THE cat"]) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it holds no word; it has one word per line"),
+        ("a\nb\na\n", "it lists 'a' twice; it has one word per line"),
+        (b"a\n\xff\n", "not UTF-8 text (byte 2)"),
+        ("{}", "it holds eos, lower and words"),
+    ],
+)
+def test_a_file_that_is_no_list_of_words_is_refused(tmp_path: Path, content: str | bytes, said: str):
+    path = written(tmp_path / "vocab.txt", content)
+    with pytest.raises(UsageError) as caught:
+        read_tokenizer(path, kind="word")
+    assert str(caught.value).startswith(f"{path}: not a word vocabulary")
+    assert said in str(caught.value)
+
+
+def test_a_store_is_named_after_the_list_and_how_it_is_used(tmp_path: Path):
+    train = written(tmp_path / "t.txt", "the cat\n")
+    names = set()
+    for content, options in (("the\ncat\n", {}), ("cat\nthe\n", {}), ("the\ncat\n", {"eos": False})):
+        path = written(tmp_path / "vocab.txt", content)
+        config = corpora.config_for(
+            train, tmp_path, tokenizer={"kind": "word", "vocab_size": None, "path": str(path)} | options
+        )
+        names.add(fingerprints(config, corpus_sources(config))["fingerprint"])
+        store = prepare(config).store
+        kept = json.loads((store.folder / "words.json").read_text())
+        assert kept["eos"] == options.get("eos", True)
+        assert store.split("train").num_tokens == 2 + kept["eos"]
+    assert len(names) == 3
+    counted = [
+        corpora.config_for(train, tmp_path, tokenizer={"kind": "word", "vocab_size": None, "min_count": count})
+        for count in (1, 2)
+    ]
+    assert len({fingerprints(config, corpus_sources(config))["fingerprint"] for config in counted}) == 2
+
+
+def test_counting_is_for_words_only():
+    _, problems = validate({"corpus": {"train": ["a"]}, "tokenizer": {"kind": "char", "min_count": 2}})
+    assert problems == [("tokenizer.min_count", "it needs tokenizer.kind word, not char; leave it out")]
