@@ -416,6 +416,18 @@ def test_standard_input_is_read_once_and_kept(cli: Any, tmp_path: Path, monkeypa
     assert "contains no text" in by_option.sentence()  # nothing is left to read
 
 
+def test_standard_input_can_hold_records(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Input:
+        buffer = io.BytesIO(json_lines(["one", "two"]).encode())
+
+    entries = {"train": [{"files": "-", "format": "jsonl"}]}
+    config = corpora.config_file(tmp_path, [], tokenizer={"kind": "byte", "vocab_size": None}, corpus=entries)
+    monkeypatch.setattr("sys.stdin", Input)
+    outcome = cli("prepare", config, "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["splits"]["train"]["characters"] == len("onetwo")
+
+
 # --- weights
 
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
+from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest
@@ -148,8 +149,8 @@ def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prep
 
 def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
     """The configuration with the path of a copy in place of `-`, where corpus.train names that."""
-    entries = list(config.corpus.train)
-    if STANDARD_INPUT not in entries:
+    entries = config.corpus.train
+    if not any(STANDARD_INPUT in (entry.files if isinstance(entry, SourceConfig) else [entry]) for entry in entries):
         return config
     console.say("reading the corpus from standard input")
     root = _cache(config)
@@ -164,8 +165,14 @@ def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     console.say(f"kept standard input as {kept}: name that in corpus.train to train on it")
-    entries[entries.index(STANDARD_INPUT)] = str(kept)
-    return config.model_copy(update={"corpus": config.corpus.model_copy(update={"train": entries})})
+    paths = {STANDARD_INPUT: str(kept)}
+    train = [
+        entry.model_copy(update={"files": [paths.get(file, file) for file in entry.files]})
+        if isinstance(entry, SourceConfig)
+        else paths.get(entry, entry)
+        for entry in entries
+    ]
+    return config.model_copy(update={"corpus": config.corpus.model_copy(update={"train": train})})
 
 
 def _checked(store: Store) -> Store:
