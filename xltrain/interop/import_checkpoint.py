@@ -85,7 +85,8 @@ def import_checkpoint(
         recognised=(output / ABOUT).is_file(),
     )
     name, path = find_source(source, format_name)
-    reader, _ = FORMATS[name]
+    reader, what = FORMATS[name]
+    console.say(f"reading {path}, {what}")
     imported = reader(path, vocabulary)
     config = configuration(imported, path, initial_memory=initial_memory)
     initial_memory = config.segments.initial_memory
