@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +24,7 @@ from xltrain.data.prepare import prepare
 from xltrain.errors import UsageError
 from xltrain.evaluation.perplexity import Protocol, _passes
 from xltrain.training import loop
-from xltrain.training.checkpoint import find_checkpoint
+from xltrain.training.checkpoint import find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal, deal_again
 from xltrain.training.live import Run
 
@@ -231,3 +233,49 @@ def test_every_target_of_a_validation_counts_once_whoever_reads_it(parts: int, r
                     scored += segment.tokens[row, : segment.length[row]].tolist()
     assert sorted(scored) == split.tokens.tolist()
     assert len(counts) == 1
+
+
+def test_the_rows_of_all_processes_are_said_before_anything_runs(tmp_path: Path) -> None:
+    """By ``inspect`` without a launcher, and by a dry run of several processes, once."""
+    config = config_file(tmp_path, training__batch_size=8, training__accumulate=2)
+    found = json.loads(run_command("inspect", config, "--processes", 2, "--json").out)
+    assert (found["rows_per_update"], found["tokens_per_step"]) == (16, 256)
+    first, second = together(2, "pretrain", config, "--dry-run")
+    assert "rows per update     16 (rows per process 8 x processes 2; accumulation 2" in first.out
+    assert "tokens per update   256 (16 rows x seq_len 16)" in first.out
+    assert second.out == second.err == ""
+
+
+@pytest.mark.slow
+def test_torchrun_passes_a_signal_on_and_a_killed_process_ends_all(tmp_path: Path) -> None:
+    config = config_file(tmp_path, training__max_steps=100_000, checkpoint__every=20)
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "xltrain", "pretrain"]
+    command += [str(config), "--set", f"run.output_dir={run}", "--resume"]
+
+    def launched(log: Path, *, until: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)
+        end = time.monotonic() + 120
+        while not list_checkpoints(run) or int(list_checkpoints(run)[0].name[5:]) < until:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return process
+
+    first = launched(tmp_path / "first", until=20)
+    first.send_signal(signal.SIGTERM)
+    first.wait(timeout=60)
+    said = (tmp_path / "first").read_text()
+    assert said.count("xltrain: stopped by SIGTERM at step") == 1, said[-3000:]
+    stopped = find_checkpoint(run).progress().step
+
+    second = launched(tmp_path / "second", until=stopped + 20)
+    workers = subprocess.run(
+        ["pgrep", "-P", str(second.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[1]), signal.SIGKILL)
+    second.wait(timeout=60)
+    assert second.returncode != 0
+    assert find_checkpoint(run).progress().step >= stopped + 20
+    assert f"resuming at step {stopped:,}" in (tmp_path / "second").read_text()

@@ -66,12 +66,13 @@ def inspect(
         bool, typer.Option("--signal", help="Report sizes of activations, scores and gradients at initialisation.")
     ] = False,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the signal report.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that torchrun would start.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """What a configuration or a checkpoint amounts to: parameters, tokens, context, bytes."""
     from xltrain.evaluation.inspect import inspect as run
 
-    found = run(source, overrides=set_ or [], signal=signal, picture=picture)
+    found = run(source, overrides=set_ or [], signal=signal, picture=picture, processes=processes)
     if as_json:
         print(json.dumps(found))
         return

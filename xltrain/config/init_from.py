@@ -29,7 +29,9 @@ KEY = "run.init_from"
 
 
 def checkpoint_folder(path: Path) -> Path | None:
-    """The checkpoint that a path names: itself, or the newest one of a run's folder."""
+    """The checkpoint that a path names: itself, the newest one of a run's folder, or RUN/best."""
+    if path.name in ("latest", "best") and path.is_file():
+        path = path.parent / path.read_text(encoding="utf-8").strip()
     if (path / "complete.json").is_file():
         return path
     try:

@@ -18,7 +18,8 @@ from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import build_model, build_objective, count_parameters
-from xltrain.training.checkpoint import find_checkpoint
+from xltrain.training.checkpoint import NAMES, find_checkpoint
+from xltrain.training.dealing import deal
 from xltrain.training.dry_run import assumed_vocabulary
 
 FP32 = 4  # bytes
@@ -52,11 +53,16 @@ class _Blank:
         return {}
 
 
-def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path | None) -> dict[str, Any]:
-    """Sizes of a YAML file's or a checkpoint's model and run; with ``signal``, the report on its initialisation."""
+def inspect(
+    source: Path, *, overrides: list[str], signal: bool, picture: Path | None, processes: int = 1
+) -> dict[str, Any]:
+    """Sizes of a YAML file's or a checkpoint's model and run; with ``signal``, the report on its initialisation.
+
+    ``processes``: that the run would have.
+    """
     if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
         raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
-    if source.is_dir():
+    if source.is_dir() or source.name in NAMES:
         if overrides:
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
         checkpoint = find_checkpoint(source)
@@ -66,7 +72,7 @@ def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path |
         vocab_size, _ = assumed_vocabulary(config)
     with torch.device("meta"):
         model = build_model(config, vocab_size=vocab_size, device=torch.device("meta"))
-    found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size)
+    found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size, processes)
     if signal or picture:
         report = report_of(config, vocab_size)
         found["signal"] = as_rows(report)
@@ -76,17 +82,19 @@ def inspect(source: Path, *, overrides: list[str], signal: bool, picture: Path |
     return found
 
 
-def sizes(config: Config, model: LanguageModel, vocab_size: int) -> dict[str, Any]:
-    """Counts and bytes; the model may be on the meta device."""
+def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int) -> dict[str, Any]:
+    """Counts of an optimizer step of all processes, and bytes in each; the model may be on the meta device."""
     segments, rows = config.segments, config.training.batch_size
+    total = deal(config.training, processes).total
     parameters = count_parameters(model)
     return {
         "parameters": parameters,
         "parts": parts(model),
-        "tokens_per_step": rows * segments.seq_len,
+        "rows_per_update": total,
+        "tokens_per_step": total * segments.seq_len,
         "targets_per_step": None
         if config.objective.name == "seq2seq"  # as many as the text has
-        else rows * config.objective.targets_per_segment(segments.seq_len),
+        else total * config.objective.targets_per_segment(segments.seq_len),
         "effective_context": config.model.num_layers * segments.mem_len,
         "weight_bytes": parameters * FP32,
         "optimizer_bytes": 2 * parameters * FP32,
