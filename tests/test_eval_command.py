@@ -220,6 +220,7 @@ def test_a_table_says_the_same_as_the_json_object(finished: tuple[Path, Any], cl
     shown = dict(line.split(maxsplit=1) for line in cli("eval-ppl", run).out.splitlines())
     assert set(found) <= set(shown)
     assert shown["targets"] == "3,787"
+    assert (shown["same_length"], shown["stride"]) == ("no", "-")
     assert shown["ppl"] == f"{found['ppl']:,.6g}"
     assert float(shown["standard_error"]) == pytest.approx(found["standard_error"], rel=1e-5)
 

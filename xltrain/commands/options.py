@@ -30,6 +30,8 @@ def show(found: dict[str, Any], as_json: bool) -> None:
         shown = (
             "-"
             if value is None
+            else ("yes" if value else "no")
+            if isinstance(value, bool)
             else f"{value:,.6g}"
             if isinstance(value, float)
             else f"{value:,}"

@@ -158,7 +158,7 @@ def _check(config: Config, protocol: Protocol, options: Options) -> None:
     if options.left_to_right and name != "permutation":
         said = "already predicts left to right" if name == "causal" else "has no query stream to predict them with"
         raise UsageError(f"--left-to-right is for permutation models; this run's objective is {name}, which {said}")
-    if options.draws > 1 and (name not in SAMPLED or options.left_to_right):
+    if options.draws > 1 and (name not in SAMPLED or options.left_to_right or config.two_columns):
         raise UsageError(f"--draws: {options.draws} draws would be the same; no targets are sampled here")
     if options.draws > 1 and options.per_token is not None:
         raise UsageError("--per-token writes one draw; leave --draws out")
