@@ -15,7 +15,14 @@ import torch
 from xltrain.data.store import Split
 from xltrain.data.tokenizer import CharTokenizer, never_target
 from xltrain.distributed import Place
-from xltrain.evaluation.context import block_error, choose_targets, curve, losses_after, losses_in_stream
+from xltrain.evaluation.context import (
+    block_error,
+    choose_targets,
+    curve,
+    fitting_context,
+    losses_after,
+    losses_in_stream,
+)
 from xltrain.evaluation.context_picture import labels
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.recl import find_lengths
@@ -170,6 +177,8 @@ def test_where_documents_are_kept_apart_context_is_of_the_targets_own():
     places = choose_targets(text, 1000, longest=60, apart=True, left_out=NONE)
     assert set(places) == {*range(90, 230), 340}
     assert len(choose_targets(text, 1000, longest=60, apart=False, left_out=NONE)) == 341 - 60
+    assert fitting_context(text, apart=False, step=50) == 150
+    assert fitting_context(text, apart=True, step=10) == 40  # 191 of 341 places have that many before them
     left_out = never_target(TOKENIZER)
     assert not left_out[text.tokens[choose_targets(text, 1000, longest=60, apart=False, left_out=left_out)]].any()
 
@@ -206,8 +215,8 @@ def test_the_command_compares_runs_and_draws(finished: tuple[Path, Any], cli: Cl
     assert [set(lengths) for lengths in found["recl"]["lengths"]] == [{"0.1", "0.5", "1.0"}] * 2
     assert picture.read_bytes().startswith(b"\x89PNG")
     table = cli("context", run, *sizes)
-    assert "relative effective context length, in tokens (step 8, 20 targets)" in table.out
-    assert "relative" not in cli("context", run, "--targets", 0, "--mem-lens", "0,8").out
+    assert "effective context length, in tokens (step 8, 20 targets)" in table.out
+    assert "effective" not in cli("context", run, "--targets", 0, "--mem-lens", "0,8").out
 
 
 def test_by_default_memory_goes_from_none_to_eight_times_the_trained_one(finished: tuple[Path, Any], cli: Cli):
@@ -221,6 +230,7 @@ def test_by_default_memory_goes_from_none_to_eight_times_the_trained_one(finishe
         (["--mem-lens", "0,x"], "--mem-lens: '0,x' is not allowed; give numbers of positions"),
         (["--mem-lens", "5000", "--targets", 0], "--mem-lens: after 5,000 tokens the text, of 3,788, leaves too few"),
         (["--longest", 5000], "--longest: no token of validation (3,788 tokens) has 5,000 tokens before it"),
+        (["--step", 1000], "--step: half of the tokens of validation have less than 2,000 tokens before them"),
         (["--longest", 150], "--longest: 150 must be at least twice --step 100"),
         (["--picture", "a.jpg"], "--picture: a.jpg must be a .png file"),
         (["--split", "train"], "--split: 'train' is not allowed"),

@@ -83,6 +83,22 @@ def test_the_threshold_is_a_relative_perplexity_reduction_of_one_hundredth(gain:
     assert found.lengths.get((0, 1.0)) == length
 
 
+def test_losses_that_only_fluctuate_gain_relatively_but_not_on_their_own():
+    draw = np.random.default_rng(0)
+    noise = {context: draw.normal(3.0, 0.5, (1, 400)) for context in range(10, 70, 10)}
+    found = find_lengths(noise.__getitem__, step=10, limit=60, reach=[None])
+    assert found.lengths == {}
+    assert found.effective[0] <= 30
+
+
+def test_the_effective_length_is_a_models_own_whatever_the_group():
+    found = find_lengths(losses_of([30, 70, 1000]), step=10, limit=100, reach=[None, 55, None])
+    assert found.effective == {0: 30, 1: 55}
+    worse = find_lengths(lambda c: np.add(losses_of([30, 70])(c), [[0.0], [9.0]]), step=10, limit=100, reach=[None] * 2)
+    assert worse.effective == {0: 30, 1: 70}
+    assert worse.lengths[1, 1.0] == 10  # never better than the other
+
+
 def test_a_model_is_not_credited_with_more_than_it_can_read():
     found = find_lengths(losses_of([128]), step=100, limit=1000, reach=[128])
     assert found.lengths[0, 1.0] == 128

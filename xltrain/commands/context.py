@@ -26,7 +26,9 @@ def context(
     step: Annotated[
         int, typer.Option(min=1, help="Tokens by which the given context grows; the paper's is 100.")
     ] = 100,
-    longest: Annotated[int, typer.Option(min=2, help="The longest context that is given.")] = 1000,
+    longest: Annotated[
+        int | None, typer.Option(min=2, help="The longest context that is given; by default 1,000, if the text has it.")
+    ] = None,
     targets: Annotated[
         int, typer.Option(min=0, help="Tokens that are asked for at every context length; 0: only the curve.")
     ] = 1000,
@@ -58,10 +60,14 @@ def context(
     if "recl" not in found:
         return
     recl = found["recl"]
-    print(f"relative effective context length, in tokens (step {recl['step']}, {recl['targets']:,} targets)")
-    print("".join(f"{'r = ' + share:>10}" for share in recl["lengths"][0]))
-    for model, lengths in zip(found["models"], recl["lengths"], strict=True):
-        shown = [f"{length:,}" if length is not None else f">= {recl['longest']:,}" for length in lengths.values()]
+    print(
+        f"effective context length, in tokens (step {recl['step']}, {recl['targets']:,} targets): by a model's own mean"
+    )
+    print("loss, and relative to the best of the group on the share r of the tokens that are hardest")
+    shares = list(recl["lengths"][0])
+    print("".join(f"{title:>10}" for title in ("own", *(f"r = {share}" for share in shares))))
+    for model, own, lengths in zip(found["models"], recl["effective"], recl["lengths"], strict=True):
+        shown = [f"{length:,}" if length else f">= {recl['longest']:,}" for length in (own, *lengths.values())]
         print("".join(f"{length:>10}" for length in shown) + f"  {model['checkpoint']}")
 
 

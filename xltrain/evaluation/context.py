@@ -26,6 +26,9 @@ from xltrain.objectives.causal import Causal
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.training.build import autocast
 
+LONGEST = 1000
+"""Tokens of context that are given at most, where nothing else is said: as in the paper's figures."""
+
 MULTIPLES = (0, 0.25, 0.5, 1, 2, 4, 8)
 """Memory lengths of the curve when none are given, in multiples of the trained one."""
 
@@ -39,7 +42,7 @@ def context(
     clamp_len: int | None,
     batch_size: int | None,
     step: int,
-    longest: int,
+    longest: int | None,
     targets: int,
     picture: Path | None,
 ) -> dict[str, Any]:
@@ -50,7 +53,7 @@ def context(
     """
     if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
         raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
-    if targets and longest < 2 * step:
+    if targets and longest is not None and longest < 2 * step:
         raise UsageError(f"--longest: {longest} must be at least twice --step {step}, to compare two context lengths")
     group = [load(source, clamp_len=clamp_len) for source in sources]
     for loaded in group:
@@ -66,6 +69,7 @@ def context(
     places = np.zeros(0, dtype=np.int64)
     if targets:
         never_asked = never_target(group[0].tokenizer)
+        longest = longest or fitting_context(text, apart=apart, step=step)
         places = choose_targets(text, targets, longest=longest, apart=apart, left_out=never_asked)
     lengths = [memory_lengths(loaded, text, mem_lens) for loaded in group]
     first = max(map(max, lengths)) + 1
@@ -85,7 +89,7 @@ def context(
         for loaded, own in zip(group, lengths, strict=True)
     ]
     found: dict[str, Any] = {"text": text.name, "tokens": text.num_tokens, "models": models}
-    if targets:
+    if targets and longest:
         search = find_lengths(
             lambda length: np.stack([losses_after(loaded, text, places, length) for loaded in group]),
             step=step,
@@ -211,6 +215,29 @@ def block_error(losses: np.ndarray) -> float | None:
 # --- loss after exactly so many tokens
 
 
+def fitting_context(text: Split, *, apart: bool, step: int) -> int:
+    """The longest context to give, a multiple of ``step``: 1,000 tokens, or what half of the places have before them.
+
+    Raises:
+        UsageError: if that is not twice the step.
+    """
+    usual = min(LONGEST, int(np.median(_before(text, apart=apart)))) // step * step
+    if usual < 2 * step:
+        raise UsageError(
+            f"--step: half of the tokens of {text.name} have less than {2 * step:,} tokens before them; give a smaller "
+            "step, a longer text with --data, or --targets 0 for the curve alone"
+        )
+    return usual
+
+
+def _before(text: Split, *, apart: bool) -> np.ndarray:
+    """(tokens,) how many tokens stand before each: in its document, where these are kept ``apart``."""
+    places = np.arange(text.num_tokens)
+    if not apart:
+        return places
+    return places - np.concatenate([[0], text.ends[:-1]])[np.searchsorted(text.ends, places, side="right")]
+
+
 def choose_targets(text: Split, count: int, *, longest: int, apart: bool, left_out: np.ndarray) -> np.ndarray:
     """Places (count,) of tokens spread evenly over a text, each with ``longest`` tokens before it.
 
@@ -220,11 +247,7 @@ def choose_targets(text: Split, count: int, *, longest: int, apart: bool, left_o
     Raises:
         UsageError: if there are not two such places.
     """
-    places = np.arange(longest, text.num_tokens)
-    places = places[~left_out[text.tokens[places]]]
-    if apart:
-        begins = np.concatenate([[0], text.ends[:-1]])[np.searchsorted(text.ends, places, side="right")]
-        places = places[places - begins >= longest]
+    places = np.flatnonzero((_before(text, apart=apart) >= longest) & ~left_out[text.tokens])
     if len(places) < 2:
         where = "in one document, since this run keeps documents apart" if apart else "before it"
         raise UsageError(
@@ -260,6 +283,7 @@ def _search_report(search: Search) -> dict[str, Any]:
     models = range(len(next(iter(search.losses.values()))))
     return {
         "longest": search.longest,
+        "effective": [search.effective.get(model) for model in models],
         "lengths": [{str(share): search.lengths.get((model, share)) for share in SHARES} for model in models],
         "losses": [{"context": length, "losses": loss.tolist()} for length, loss in search.losses.items()],
         "gains": search.steps,

@@ -14,6 +14,10 @@ models are held to the same baseline, and a token counts only where the longer c
 The length is found with a step D: begin with c = D, and while g_i(c, c + D) is at least 0.01, go on to c + D. The first
 c from which another step gains less is the model's relative effective context length. The paper gives 0.01; its D is
 not written down, but its figures and its table step by 100, which is the default here.
+
+Since min(b, l) is never above b, losses that only fluctuate with the context count as gains. So the *effective context
+length* is found beside it, the same search with each model's own mean loss: the first c from which another step lowers
+its perplexity by less than one hundredth (after Khandelwal et al. 2018, as the paper's section 4.3 sums them up).
 """
 
 from collections.abc import Callable, Sequence
@@ -65,11 +69,13 @@ class Search:
     """What a search for the lengths found.
 
     lengths: of every (model, r); missing where the longest context that was allowed still gained.
+    effective: the effective context length of every model, by its own mean loss; missing likewise.
     steps: the gains of every step that was taken: short and long context, model, r, relative gain, perplexity gain.
     losses: mean loss (models,) of every context length, over all targets.
     """
 
     lengths: dict[tuple[int, float], int] = field(default_factory=dict)
+    effective: dict[int, int] = field(default_factory=dict)
     steps: list[dict[str, float]] = field(default_factory=list)
     losses: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -98,10 +104,15 @@ def find_lengths(
     found = Search()
     context, short = step, losses_at(step)
     found.losses[step] = short.mean(axis=1)
-    wanted = {(model, share) for model in range(len(short)) for share in shares}
-    while wanted - found.lengths.keys() and context + step <= limit:
+    models = range(len(short))
+    wanted = {(model, share) for model in models for share in shares}
+    while (wanted - found.lengths.keys() or set(models) - found.effective.keys()) and context + step <= limit:
         long = losses_at(context + step)
         found.losses[context + step] = long.mean(axis=1)
+        most = [min(context, limited or context) for limited in reach]
+        for model in models:
+            if -np.expm1(found.losses[context + step][model] - found.losses[context][model]) < THRESHOLD:
+                found.effective.setdefault(model, most[model])
         for model, share in sorted(wanted):
             gain = relative_gain(short, long, model=model, share=share)
             in_perplexity = perplexity_gain(short, long, model=model, share=share)
@@ -116,6 +127,6 @@ def find_lengths(
                 }
             )
             if gain < THRESHOLD:
-                found.lengths.setdefault((model, share), min(context, reach[model] or context))
+                found.lengths.setdefault((model, share), most[model])
         context, short = context + step, long
     return found
