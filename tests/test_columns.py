@@ -414,6 +414,30 @@ def test_random_targets_stay_at_their_entropy(tmp_path: Path, cli: Callable[...,
     assert entropy - 0.02 < found["loss"] < entropy + 0.08
 
 
+def test_a_run_goes_on_in_the_middle_of_an_epoch_to_the_last_digit(tmp_path: Path, cli: Callable[..., Any]):
+    draw = random.Random(0)
+    train = write_pairs(tmp_path / "a.tsv", [(letters(draw, 5), letters(draw, 7)) for _ in range(40)])
+    losses = []
+    for stops in ([8], [3, 8]):
+        folder = tmp_path / str(len(stops))
+        folder.mkdir()
+        for number, stop in enumerate(stops):
+            data = settings_of(
+                folder,
+                train,
+                segments={"shuffle_documents": True},
+                schedule={"name": "constant"},
+                training={"max_steps": stop, "batch_size": 5},
+                logging={"every": 1},
+            )
+            config = corpora.write_config(folder / "c.yaml", data)
+            assert cli("pretrain", config, *(["--resume"] if number else [])).status == 0
+        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert len(losses[0]) == 8
+    assert losses[0] == losses[1]
+
+
 def test_eval_ppl_says_what_it_cuts_and_what_does_not_go_with_pairs(tmp_path: Path, cli: Callable[..., Any]):
     train = write_pairs(tmp_path / "a.tsv", [("abc", "d" * 40)] + [("a", "b")] * 20)
     data = settings_of(tmp_path, train, corpus={"validation": [str(train)]}, training={"max_steps": 1})
