@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import pickle
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from hypothesis import strategies as st
 from xltrain.data import corpus as corpus_module
 from xltrain.data import records
 from xltrain.data.corpus import Counts
-from xltrain.data.prepare import corpus_sources, fingerprints, prepare
+from xltrain.data.prepare import Prepared, corpus_sources, fingerprints, prepare, prepare_part
 from xltrain.data.sources import Source, find_sources
+from xltrain.data.words import ByteTokenizer
 from xltrain.errors import UsageError
 
 datasets.disable_progress_bars()
@@ -500,9 +502,28 @@ def test_a_mistake_in_an_entry_is_named_by_its_place(given: Any, problem: tuple[
 LINES = st.lists(st.text(st.sampled_from("ab é語\n\r\u2028\ufeff"), max_size=12), max_size=8)
 
 
+MIXES = st.lists(st.tuples(LINES, st.sampled_from(["txt", "jsonl", "parquet", "gz"])), min_size=1, max_size=3)
+
+
+def stored_mix(folder: Path, mix: list[tuple[list[str], str]], weight: float) -> list[Any]:
+    """Entries for texts that are stored in files of the given kinds."""
+    entries = []
+    for number, (texts, kind) in enumerate(mix):
+        path = folder / f"{number}.{kind}"
+        if kind == "parquet":
+            parquet(path, [*texts], rows=1)
+        elif kind == "jsonl":
+            write(path, json_lines(texts))
+        else:
+            text = "".join(texts).encode()
+            write(path, gzip.compress(text) if kind == "gz" else text)
+        entries.append({"files": str(path), "weight": weight})
+    return entries
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
-    st.lists(st.tuples(LINES, st.sampled_from(["txt", "jsonl", "parquet", "gz"])), min_size=1, max_size=3),
+    MIXES,
     st.integers(1, 30),
     st.sampled_from(["blank_line", "line", "file"]),
     st.sampled_from([1, 0.5, 1.5]),
@@ -516,23 +537,41 @@ def test_all_pieces_in_order_are_the_whole_whatever_their_size(
     weight: float,
 ):
     monkeypatch.undo()
-    entries = []
-    for number, (texts, kind) in enumerate(mix):
-        path = tmp_path / f"{number}.{kind}"
-        if kind == "parquet":
-            parquet(path, [*texts], rows=1)
-        elif kind == "jsonl":
-            write(path, json_lines(texts))
-        else:
-            text = "".join(texts).encode()
-            write(path, gzip.compress(text) if kind == "gz" else text)
-        entries.append({"files": str(path), "weight": weight})
+    entries = stored_mix(tmp_path, mix, weight)
     whole, pieces = Counts(), Counts()
     expected = documents(entries, whole, document_separator=separator)
     for module in (corpus_module, records):
         monkeypatch.setattr(module, "PIECE_BYTES", size)
     assert documents(entries, pieces, document_separator=separator) == expected
     assert pieces == whole
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(MIXES, st.integers(1, 30), st.sampled_from(["blank_line", "line"]), st.sampled_from([1, 1.5]), st.integers(1, 3))
+def test_the_token_stream_is_that_of_each_document_on_its_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mix: list[tuple[list[str], str]],
+    size: int,
+    separator: str,
+    weight: float,
+    parts: int,
+):
+    monkeypatch.undo()
+    first = {"files": str(write(tmp_path / "first.txt", "some text\n"))}
+    entries = [first, *stored_mix(tmp_path, mix, weight)]
+    corpus = {"train": entries, "document_separator": separator, "num_workers": 1}
+    config = corpora.config_for([], tmp_path, corpus=corpus, tokenizer={"kind": "byte", "vocab_size": None})
+    expected = [(text, ByteTokenizer().encode([text])[0]) for text in documents(entries, document_separator=separator)]
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    for module in (corpus_module, records):
+        monkeypatch.setattr(module, "PIECE_BYTES", size)
+    done = [prepare_part(config, part=part, parts=parts) for part in range(1, parts + 1)][-1]
+    assert isinstance(done, Prepared)
+    split = done.store.split("train")
+    assert split.tokens.tolist() == [number for _, ids in expected for number in [*ids, 7]]
+    assert split.ends.tolist() == np.cumsum([len(ids) + 1 for _, ids in expected]).tolist()
+    assert split.counts["documents"] == len(expected)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -184,9 +184,10 @@ def _checked(store: Store) -> Store:
         if rate <= MANY_UNKNOWN:
             continue
         why = "it has characters that the training text lacks"
+        training = store.manifest["splits"]["train"]
         if kind == "word":
             why = "rare words, or <unk> in the text itself"
-        elif name == "train" and kind == "sentencepiece":
+        elif kind == "sentencepiece" and training["unknown"] > MANY_UNKNOWN * training["tokens"]:
             why = (
                 "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
                 "tokenizer.user_defined_symbols"
