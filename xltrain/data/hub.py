@@ -1,12 +1,14 @@
 """Datasets of the Hugging Face library ``datasets``: by name, or from a folder or files here."""
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from xltrain import console
 from xltrain.data.corpus import PIECE_BYTES, Piece
 from xltrain.data.records import BATCH, RecordPiece, checked_text
 from xltrain.errors import UsageError
@@ -118,6 +120,9 @@ def open_dataset(
 
     name = f"{dataset} ({', '.join(part for part in (config, split) if part)})"
     folder = Path(dataset).expanduser()
+    console.say(f"loading the dataset {name}")
+    if not sys.stderr.isatty():  # its bars would fill a log
+        datasets.disable_progress_bars()
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             found, identity = _from_disk(datasets.load_from_disk(str(folder)), split, streaming), None
