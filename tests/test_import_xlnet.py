@@ -124,6 +124,16 @@ def test_what_transformers_wrote_gives_its_logits(
     assert found < 1e-4
 
 
+@pytest.mark.parametrize(("settings", "kept"), [({"mem_len": None}, 384), ({"mem_len": 0, "use_mems_eval": False}, 0)])
+def test_a_memory_without_end_is_pointed_out(
+    settings: dict[str, Any], kept: int, spiece: Path, cli: Cli, tmp_path: Path
+) -> None:
+    save_transformers(tmp_path / "theirs", spiece, **settings)
+    outcome = cli("import-checkpoint", tmp_path / "theirs", tmp_path / "ours")
+    assert ("a memory without end; here it is 384" in outcome.err) == (kept == 384)
+    assert find_checkpoint(tmp_path / "ours").config().segments.mem_len == kept
+
+
 def test_older_files_and_files_in_parts(spiece: Path, tmp_path: Path) -> None:
     save_transformers(tmp_path / "whole", spiece)
     whole = read_xlnet(tmp_path / "whole", None)

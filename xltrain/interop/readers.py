@@ -77,6 +77,9 @@ def _xlnet(
     found = xlnet_import.sections(settings, weights, activations=activations)
     if settings.flag("bi_data", False):
         notes += ("trained on text in both directions (bi_data): segments.bidirectional goes on so",)
+    if name == "huggingface" and found["segments"]["mem_len"] and not settings.values.get("mem_len"):
+        kept = found["segments"]["mem_len"]
+        notes += (f"mem_len is not set, which transformers takes for a memory without end; here it is {kept:,}",)
     return Imported(name, weights, found, tokenizer, initial_memory, notes)
 
 
