@@ -15,6 +15,7 @@ from layouts import NEVER, Case, T, V, cases, text_for, text_of
 from test_naive_equality import model_of
 from torch import Tensor
 
+from xltrain.data.ahead import ReadAhead
 from xltrain.data.store import Split
 from xltrain.data.streams import Position
 from xltrain.model.memory import Memory
@@ -156,6 +157,21 @@ def test_micro_batches_have_the_plans_and_losses_of_the_whole(
             torch.testing.assert_close(kept.states, after.states[:, start : start + rows], rtol=0, atol=1e-10)
             start += rows
         memory = after
+
+
+@cases()
+@pytest.mark.parametrize("depth", [1, 4])
+def test_reading_ahead_changes_nothing(case: Case, depth: int) -> None:
+    split = text_for(case, [9, 12, 7, 10, 60, 5, 13])
+    plain, ahead, position = case.stream(split), ReadAhead(case.stream(split), depth=depth), Position()
+    while position.epoch < 2:
+        expected, following = plain.read(position)
+        found, same_following = ahead.read(position)
+        assert same_following == following
+        for name in expected.__dataclass_fields__:
+            one, other = getattr(expected, name), getattr(found, name)
+            assert one is other if one is None else torch.equal(one, other), name
+        position = following
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ Like the original (zihangdai/xlnet, ``data_utils.py``, ``_split_a_and_b``), with
   A, and then its targets stood in plain sight.
 - A row ends with its last full window; there, the first window of any row that came too near its row's end, by chance,
   ended all rows.
-- The part of a text without line ends that B may begin in is not walked through: a B whose sentence begins more than
-  its length before the drawn place begins at that place.
+- B begins at its sentence's beginning only if that is no further back than A and B are long; otherwise, in text without
+  line ends, B would be the same every time.
 - Whether a row runs backward is said per row; there, it followed from its place in the batch of a device.
 """
 
