@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,5 +345,9 @@ def test_pairs_are_scored_as_they_are_evaluated(cli: Cli, tmp_path: Path):
         assert sum(one["tokens"] for one in found) == expected["targets"]
         assert math.fsum(one["log_prob"] for one in found) == pytest.approx(-expected["nll"], rel=1e-6)
     bad = tmp_path / "bad.txt"
+    bad.write_text(f"{' '.join(words[:40])}\tmo\n")
+    assert cli("score", tmp_path / "run0", bad).status == 0  # relative positions go as far as a pair does
+    said = cli("score", run, bad).sentence()
+    assert re.match(r"line 1: source and target have \d+ tokens, and this run's learned positions end at 32", said)
     bad.write_text("no tab\n")
     assert "line 1: this run was trained on pairs" in cli("score", run, bad).sentence()

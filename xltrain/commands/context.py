@@ -9,6 +9,9 @@ import typer
 from xltrain.commands.options import AsJson, ClampLen, SplitName, TextFiles, table
 from xltrain.errors import UsageError
 
+_TITLES = {"standard_error": "std. error", "gain_standard_error": "its std. error"}
+"""Headings of a table that are shorter than the keys of the JSON object."""
+
 
 def context(
     sources: Annotated[
@@ -55,7 +58,12 @@ def context(
         return
     for model in found["models"]:
         print(f"{model['checkpoint']} ({model['objective']}, trained with memory {model['mem_len']})")
-        table([{key: value for key, value in point.items() if value is not None} for point in model["curve"]])
+        table(
+            [
+                {_TITLES.get(key, key): value for key, value in point.items() if value is not None}
+                for point in model["curve"]
+            ]
+        )
         print()
     if "recl" not in found:
         return

@@ -45,4 +45,4 @@ def table(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
     print("  ".join(f"{name:>15}" for name in names))
     for row in rows:
-        print("  ".join(f"{row[name]:>15.4g}" for name in names))
+        print("  ".join(f"{row[name]:>15,}" if isinstance(row[name], int) else f"{row[name]:>15.4g}" for name in names))
