@@ -32,9 +32,9 @@ def together(count: int, *arguments: object, function: Any = run_command) -> lis
         return [one.result(timeout=TOO_LONG) for one in running]
 
 
-def started(*arguments: object) -> BaseProcess:
-    """``xltrain ARGUMENTS`` in a process of its own, to be watched and killed."""
-    process = _context().Process(target=run_command, args=arguments, daemon=True)
+def started(*arguments: object, function: Any = run_command) -> BaseProcess:
+    """``function(*arguments)``, by default ``xltrain ARGUMENTS``, in a process of its own, to be watched and killed."""
+    process = _context().Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
 

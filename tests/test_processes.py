@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 
 import corpora
 import pytest
+import torch
 import yaml
 from conftest import Outcome, run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import together
+from torch import nn
 
 from xltrain.config.training import TrainingConfig
 from xltrain.data.prepare import prepare
@@ -244,6 +247,32 @@ def test_the_rows_of_all_processes_are_said_before_anything_runs(tmp_path: Path)
     assert "rows per update     16 (rows per process 8 x processes 2; accumulation 2" in first.out
     assert "tokens per update   256 (16 rows x seq_len 16)" in first.out
     assert second.out == second.err == ""
+
+
+def compiled_in_python(*arguments: object) -> Outcome:
+    """The command, with a compiler that needs no C++: graphs are made, but not turned into machine code."""
+    original = nn.Module.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "compile", lambda self, **options: original(self, backend="eager", **options))
+        return run_command(*arguments)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_compiled_models_in_two_processes_save_what_everyone_loads(strategy: str, tmp_path: Path) -> None:
+    changes = {"model__dropout": 0.0, "model__attention_dropout": 0.0}  # compilers draw other masks
+    config = config_file(tmp_path, training__max_steps=6, checkpoint__every=3, **changes)
+    pretrain(1, config, tmp_path / "one", *dealt(1))
+    run = tmp_path / "two"
+    options = ["--set", "training.compile=true", "--set", f"distributed.strategy={strategy}", *dealt(2)]
+    command = ["pretrain", config, "--set", f"run.output_dir={run}"]
+    found = together(2, *command, *options, function=compiled_in_python)
+    assert [one.status for one in found] == [0, 0], [one.err[-3000:] for one in found]
+    assert_same(tmp_path / "one", run, steps=6)
+    names = [find_checkpoint(folder).weights(torch.device("cpu")).keys() for folder in (tmp_path / "one", run)]
+    assert names[0] == names[1]
+    shutil.rmtree(run / "checkpoints" / "step-6")
+    assert run_command(*command, *dealt(1), "--resume").status == 0
+    assert_same(tmp_path / "one", run, steps=6)
 
 
 @pytest.mark.slow

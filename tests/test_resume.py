@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
+from xltrain.data.prepare import prepare
+from xltrain.distributed import Place
 from xltrain.errors import Stopped, UsageError
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.checkpoint import find_checkpoint, list_checkpoints, mark_complete, newest_checkpoint
@@ -322,3 +324,19 @@ def test_losses_do_not_depend_on_how_many_segments_are_read_ahead(corpus: corpor
         found.append([json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)])
     assert len(found[0]) == 20
     assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("mem_len", "held"),
+    [(0, [0, 0, 0]), (4, [4, 4, 4]), (16, [16, 16, 16]), (25, [16, 25, 25]), (50, [16, 32, 48, 50])],
+)
+def test_any_length_of_memory_fills_as_the_text_is_read(
+    text: Path, tmp_path: Path, mem_len: int, held: list[int]
+) -> None:
+    """Shorter than a segment of 16, as long, longer, and no multiple of it; a later segment changes nothing."""
+    config = config_of(text, tmp_path, steps=5, segments__mem_len=mem_len)
+    run = Run.build(config, Place(torch.device("cpu")), prepare(config).store, None)
+    for expected in [*held, *[mem_len] * (5 - len(held))]:
+        assert run.step().loss.isfinite()
+        assert run.memory.length.tolist() == [expected] * 4
+        assert run.memory.states.shape[2] == mem_len
