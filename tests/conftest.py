@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import corpora
@@ -87,6 +88,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
         train=corpora.write_text(folder / "A.txt", lines=3000, seed=11),
         valid=corpora.write_text(folder / "A-valid.txt", lines=300, seed=12),
     )
+
+
+@pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "parquet.xz", "folder", "loader", "streamed"])
+def entry(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[list[str | None]], Any]:
+    """A function that stores texts as records of one kind, and gives the entry of ``corpus.train`` for them."""
+    from stored import store_records
+
+    return lambda texts: store_records(request.param, texts, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -287,6 +287,12 @@ def test_files_come_in_the_order_of_the_patterns_and_once(tmp_path: Path):
     assert [path.name for path in find_files(patterns, key="k")] == ["b1.txt", "b2.txt", "[x].txt", "a.txt"]
 
 
+def test_a_folder_is_no_file(tmp_path: Path):
+    with pytest.raises(UsageError) as caught:
+        find_files([str(tmp_path)], key="corpus.train")
+    assert str(caught.value) == f"corpus.train: {tmp_path} is a folder; name files in it, such as {tmp_path}/*.txt"
+
+
 def test_every_pattern_without_a_match_is_named_with_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

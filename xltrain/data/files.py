@@ -76,6 +76,9 @@ def find_each(patterns: Sequence[str], *, key: str) -> list[list[AnyFile]]:
     """The files of each pattern, sorted; raises as :func:`find_files` does."""
     found = [_remote(pattern) if "://" in pattern else _local(pattern) for pattern in patterns]
     missing = [pattern for pattern, files in zip(patterns, found, strict=True) if not files]
+    folders = [pattern for pattern in missing if Path(pattern).expanduser().is_dir()]
+    if folders:
+        raise UsageError(f"{key}: {', '.join(folders)} is a folder; name files in it, such as {folders[0]}/*.txt")
     if missing:
         raise UsageError(f"{key}: no file matches {', '.join(missing)} (working directory {Path.cwd()})")
     return found

@@ -1,0 +1,121 @@
+"""Text from datasets, from other machines and from standard input."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import corpora
+import datasets
+import fsspec
+import pytest
+from stored import documents, json_lines, marks, parquet, refused, write
+
+from xltrain.data.sources import find_sources
+
+# --- datasets
+
+
+def test_a_split_or_field_that_a_dataset_lacks_is_named(tmp_path: Path):
+    table = datasets.Dataset.from_dict({"words": ["a", "b"]})
+    datasets.DatasetDict({"validation": table}).save_to_disk(str(tmp_path / "saved"))
+    folder = str(tmp_path / "saved")
+    assert "it has the splits validation, not train" in refused([{"dataset": folder}])
+    chosen = {"dataset": folder, "split": "validation"}
+    assert f"corpus.train: the dataset {folder} (validation) has no field 'text', only words;" in refused([chosen])
+    assert documents([chosen | {"text_field": "words"}]) == ["a", "b"]
+    config = corpora.checked({"corpus": {"train": ["x"], "validation": [{"dataset": folder, "text_field": "words"}]}})
+    assert [
+        source.name for source in find_sources(config.corpus.validation, config.corpus, key="k", split="validation")
+    ] == [f"{folder} (validation)"]
+
+
+def test_a_dataset_that_does_not_exist_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    message = refused([{"dataset": str(tmp_path / "nothing")}])
+    assert message.startswith(f"corpus.train: the dataset {tmp_path / 'nothing'} (train) cannot be loaded: ")
+
+
+def test_a_saved_dataset_is_marked_by_its_text(tmp_path: Path):
+    def saved(name: str, texts: list[str], **more: list[int]) -> Any:
+        datasets.Dataset.from_dict({"text": texts} | more).save_to_disk(str(tmp_path / name))
+        return {"dataset": str(tmp_path / name)}
+
+    first = marks([saved("one", ["a", "b"])])
+    assert marks([saved("two", ["a", "b"], other=[1, 2])]) == first
+    assert marks([saved("two", ["a", "b"]) | {"streaming": True}]) == first
+    assert len({first, marks([saved("three", ["a", "c"])]), marks([saved("four", ["ab", ""])])}) == 3
+
+
+# --- other places
+
+
+def test_files_behind_addresses_are_files(tmp_path: Path):
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/c/b.txt": b"two\n\nthree\n", "/c/a.txt.gz": gzip.compress(b"one\n"), "/c/z.md": b"no"})
+    memory.pipe("/c/r.jsonl", json_lines(["four"]).encode())
+    parquet(tmp_path / "r.parquet", ["five"])
+    memory.pipe("/c/r.parquet", (tmp_path / "r.parquet").read_bytes())
+    assert documents(["memory://c/*.txt*"]) == ["one\n", "two\n", "three\n"]
+    assert documents(["memory://c/r.jsonl", "memory://c/r.parquet"]) == ["four", "five"]
+    before = marks(["memory://c/*.txt*"])
+    memory.pipe("/c/b.txt", b"two\n\nthrEe\n")
+    assert marks(["memory://c/*.txt*"]) != before
+    assert "no file matches memory://c/*.nothing" in refused(["memory://c/*.nothing"])
+    path = write(tmp_path / "here.txt", "here\n")
+    assert documents([f"file://{path}", str(path)]) == ["here\n"]  # one file, under two names
+
+
+def test_an_address_that_nobody_knows_is_one_sentence():
+    assert "nowhere://a.txt: cannot be reached (Protocol not known: nowhere" in refused(["nowhere://a.txt"])
+
+
+def test_the_mark_that_a_storage_system_gives_is_trusted_and_its_absence_is_not(monkeypatch: pytest.MonkeyPatch):
+    fsspec.filesystem("memory").pipe("/m/a.txt", b"text\n")
+    information = {"size": 5, "type": "file", "name": "/m/a.txt"}
+    system = type(fsspec.filesystem("memory"))
+    seen = {}
+    for etag in (None, "1", "2"):
+        monkeypatch.setattr(system, "info", lambda self, path, etag=etag, **_: information | {"ETag": etag})
+        seen[etag] = marks(["memory://m/a.txt"])
+    assert len(set(seen.values())) == 3
+
+
+# --- standard input
+
+
+def test_standard_input_is_read_once_and_kept(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = "one two\n\nthree\n"
+
+    class Input:
+        buffer = io.BytesIO(gzip.compress(text.encode(), mtime=0))
+
+    config = corpora.config_file(
+        tmp_path, tmp_path / "none.txt", tokenizer={"kind": "byte", "vocab_size": None}, corpus={"train": "-"}
+    )
+    monkeypatch.setattr("sys.stdin", Input)
+    outcome = cli("prepare", config, "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["splits"]["train"]["documents"] == 2
+    kept = next((tmp_path / "cache").glob("standard-input-*"))
+    assert f"kept standard input as {kept}" in outcome.err
+    again = cli("prepare", config, "--json", "--set", f"corpus.train={kept}")
+    assert json.loads(again.out) == json.loads(outcome.out) | {"reused": True}
+    assert cli("pretrain", config).sentence() == (
+        "corpus.train: '-', standard input, is for the command prepare; name a file here"
+    )
+    by_option = cli("prepare", config, "--set", "corpus.train=-")
+    assert "contains no text" in by_option.sentence()  # nothing is left to read
+
+
+def test_standard_input_can_hold_records(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Input:
+        buffer = io.BytesIO(json_lines(["one", "two"]).encode())
+
+    entries = {"train": [{"files": "-", "format": "jsonl"}]}
+    config = corpora.config_file(tmp_path, [], tokenizer={"kind": "byte", "vocab_size": None}, corpus=entries)
+    monkeypatch.setattr("sys.stdin", Input)
+    outcome = cli("prepare", config, "--json")
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)["splits"]["train"]["characters"] == len("onetwo")
