@@ -305,6 +305,7 @@ def test_words_that_run_together_and_unknown_ones_are_warned_of(finished: Any, c
         ('{"text": "a"}\nno json\n', "line 2: not JSON ("),
         ('{"text": "a"}\n\n{"txt": "a"}\n', 'line 3: must be an object with a string "text"'),
         ('{"text": "a", "context": 3}\n', 'line 1: "context" must be a string, not 3'),
+        ('{"text": "a\\ud800"}\n', "line 1: '\\ud800' is half of a character"),
         ('{"text": "a"}\n["a"]\n', 'line 2: must be an object with a string "text"'),
     ],
 )
@@ -320,6 +321,23 @@ def test_other_faults_of_score(finished: Any, cli: Cli, tmp_path: Path):
     source.write_bytes(b"good\nb\xe4d\n")
     assert cli("score", run, source).sentence().startswith(f"{source}, line 2: not UTF-8 text (byte 2 of the line is")
     assert cli("score", run, source, "--format", "csv").sentence().startswith("--format: 'csv' is not allowed")
+
+
+def test_a_word_that_the_vocabulary_lacks_is_named_with_its_line(cli: Cli, tmp_path: Path):
+    train, lines = tmp_path / "words.txt", tmp_path / "lines.txt"
+    train.write_text("a b c d\nb c d a\n" * 100)
+    lines.write_text("a b\nb x\n")
+    config = corpora.config_file(
+        tmp_path,
+        train,
+        tokenizer={"kind": "word", "vocab_size": None},
+        objective={"name": "causal"},
+        training={"max_steps": 1},
+    )
+    assert cli("pretrain", config).status == 0
+    assert cli("score", tmp_path / "run", lines).sentence().startswith("line 2: the word 'x' is not in the vocabulary")
+    lines.write_text("a b\n")
+    assert [one["tokens"] for one in lines_of(cli("score", tmp_path / "run", lines, "--end"))] == [3]
 
 
 def test_pairs_are_scored_as_they_are_evaluated(cli: Cli, tmp_path: Path):

@@ -131,12 +131,19 @@ def _item(line: str, number: int, *, place: str) -> Item:
     context = found.get("context")
     if not isinstance(context, str | None):
         raise UsageError(f'{place}: "context" must be a string, not {json.dumps(context)}')
+    try:
+        (found["text"] + (context or "")).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{place}: {error.object[error.start]!a} is half of a character; write it whole") from None
     return Item(number, found["text"], context, found.get("id"))
 
 
 def _encoded(items: Iterable[Item], loaded: Loaded, encoder: Encoder, *, end: bool) -> Iterator[tuple[Item, Given]]:
     for item in items:
-        given = _given(item, encoder)
+        try:
+            given = _given(item, encoder)
+        except UsageError as error:
+            raise UsageError(f"line {item.number:,}: {error}") from None
         if end and encoder.end is not None:
             given = Given(given.context, [*given.text, encoder.end], given.joined)
         length, room = len(given.context) + len(given.text), loaded.config.segments.seq_len
@@ -153,8 +160,7 @@ def _given(item: Item, encoder: Encoder) -> Given:
         source, tab, target = (item.context, "\t", item.text) if item.context is not None else item.text.partition("\t")
         if not tab:
             raise UsageError(
-                f"line {item.number:,}: this run was trained on pairs; give a source, a tab and a target, or JSON with "
-                '"context" and "text"'
+                'this run was trained on pairs; give a source, a tab and a target, or JSON with "context" and "text"'
             )
         return encoder.continued(source or "", target)
     if item.context is None:
