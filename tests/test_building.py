@@ -1,5 +1,6 @@
 """Preparation in pieces and processes: the same store however the work is divided, and whatever interrupts it."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -186,6 +187,18 @@ def test_processes_and_parts_make_the_same_store(
     capsys.readouterr()
     assert files_of(prepare(config("rest")).store.folder) == files_of(alone.folder)
     assert "going on with 8 of 11 shards, which are finished" in capsys.readouterr().err
+
+
+def test_parts_from_the_command_line(corpus: corpora.Corpus, tmp_path: Path, small_pieces: None, cli: Any):
+    config = corpora.config_file(tmp_path, corpus.train, tokenizer={"kind": "byte", "vocab_size": None})
+    for wrong in ("0/2", "3/2", "2", "1/x"):
+        said = f"--shard: '{wrong}' is no part of a whole; write I/N with I from 1 to N, such as 2/4"
+        assert cli("prepare", config, "--shard", wrong).sentence() == said
+    first = json.loads(cli("prepare", config, "--shard", "1/2", "--json").out)
+    assert (first["finished"], first["shards"]) == (5, 10)
+    assert "5 of 10 shards of the store are there" in cli("prepare", config, "--shard", "1/2").out
+    last = json.loads(cli("prepare", config, "--shard", "2/2", "--json").out)
+    assert (last["fingerprint"], last["reused"]) == (first["fingerprint"], False)
 
 
 def test_small_files_share_a_shard(tmp_path: Path, small_pieces: None, monkeypatch: pytest.MonkeyPatch):

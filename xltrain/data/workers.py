@@ -29,18 +29,17 @@ def write_shards(
     """Write all shards, ``num_workers`` at a time; yields the bytes of text that were encoded meanwhile, at least every
     second, also if that is none.
 
-    One shard is written in this process.
+    A single shard is written in this process, by that many threads where the tokenizer has any.
 
     Raises:
         XltrainError: if a process dies. What fails in a process is raised here.
     """
-    num_workers = min(num_workers, len(shards))
-    if num_workers <= 1:
-        tokenizer = _tokenizer(tokenizer_folder, threads=1)
+    if num_workers == 1 or len(shards) <= 1:
+        tokenizer = _tokenizer(tokenizer_folder, threads=num_workers)
         for shard in shards:
             yield from write_shard(shard, folder, tokenizer, form)
         return
-    workers = [_Worker.start(folder, tokenizer_folder, form) for _ in range(num_workers)]
+    workers = [_Worker.start(folder, tokenizer_folder, form) for _ in range(min(num_workers, len(shards)))]
     try:
         waiting = iter(shards)
         busy = {worker.connection: worker for worker in workers}
