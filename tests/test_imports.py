@@ -1,9 +1,9 @@
 """Which part of the program may know which, by the rules of design.md, section 5."""
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,11 +150,15 @@ def test_reading_a_configuration_loads_no_torch():
 
 
 def test_help_answers_in_under_half_a_second():
+    def used() -> float:  # processor time: other work on the machine counts for little
+        found = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return found.ru_utime + found.ru_stime
+
     best = float("inf")
-    for _ in range(5):  # the best of five: other work on the machine only ever slows it down
-        begin = time.perf_counter()
+    for _ in range(5):
+        begin = used()
         done = subprocess.run([sys.executable, "-m", "xltrain", "--help"], capture_output=True, text=True, check=True)
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, used() - begin)
         if best < 0.5:
             break
     assert "pretrain" in done.stdout
