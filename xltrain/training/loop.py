@@ -62,6 +62,8 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
             _train(run, folder, work)
     except RuntimeError as error:
         if place.world_size > 1 and lost_peers(error):
+            if place.rank != 0:
+                raise FailedElsewhere(XltrainError.exit_code) from error
             raise XltrainError("another process of this run has ended, see its message; --resume continues") from error
         raise
     finally:

@@ -36,7 +36,7 @@ from xltrain.training.checkpoint import (
     write_atomically,
 )
 from xltrain.training.parallel import is_share
-from xltrain.training.tensors import begin_shards, shards_of, write_whole
+from xltrain.training.tensors import begin_shards, finish_shards, shards_of, write_whole
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Saver:
             if peers.first:
                 written += _write_rest(building, state)
             if shards is not None:
-                shards.result()
+                finish_shards(shards)
                 written += shards_of(building, peers.rank)
             for path in written:
                 path.chmod(self._mode)  # safetensors leaves its files to their owner alone
@@ -147,7 +147,9 @@ class Saver:
         except Exception as error:  # of the disk, of safetensors, of another process's shards: all mean the same
             if peers.first:
                 shutil.rmtree(building, ignore_errors=True)
-            elif peers.store is not None:
+            elif shards is not None and isinstance(shards.exception(), BaseException):  # all have failed, one tells
+                raise FailedElsewhere(XltrainError.exit_code) from error
+            else:
                 peers.leave(f"saved/{count}/{peers.rank}", {"failed": XltrainError.exit_code})
             raise XltrainError(
                 f"{folder}: the checkpoint could not be written: {_reason(error)}; {_way_on(self.run)}"

@@ -45,6 +45,21 @@ def begin_shards(folder: Path, tensors: Mapping[str, Tensor], group: Any) -> Fut
     return future
 
 
+def finish_shards(begun: Future[Any]) -> None:
+    """Wait until the shards of all processes are written.
+
+    Raises:
+        Exception: in every process, what one of them failed with.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        begun.result()
+    except CheckpointException as error:  # not an Exception; holds those of all processes
+        reason, _ = next(iter(error.failures.values()))
+        raise reason from error
+
+
 def shards_of(folder: Path, rank: int) -> list[Path]:
     """The files that process ``rank`` has written."""
     return sorted((folder / SHARDS).glob(f"shard-{rank + 1:05d}-*"))
