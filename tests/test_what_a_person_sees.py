@@ -93,8 +93,8 @@ def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path
         events = [(event.step, event.value) for event in found.Scalars(name)]
         assert [step for step, _ in events] == sorted(expected)
         assert [value for _, value in events] == pytest.approx([expected[step] for step, _ in events])
-    pretrain(config_of(text, tmp_path / "without", steps=1))
-    assert not (tmp_path / "without" / "tensorboard").exists()
+    pretrain(config_of(text, tmp_path, steps=1), overwrite=True)
+    assert not (tmp_path / "tensorboard").exists()
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        for name in ("metrics.jsonl", *NAMES):
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+        for name in ("metrics.jsonl", "curves.png", *NAMES):
             (folder / name).unlink(missing_ok=True)
     else:
         set_aside(folder, above=checkpoint.step)
