@@ -25,7 +25,9 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_a_run_leaves_the_files_that_it_promises(finished: tuple[Path, Any]):
     run = finished[0] / "run"
-    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl", "checkpoints", "latest", "best"}
+    assert {path.name for path in run.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "latest", "best")
+    }
     assert (run / "latest").read_text(encoding="utf-8") == "checkpoints/step-6\n"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-2", "step-4", "step-6"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -188,7 +190,7 @@ def test_a_dry_run_says_what_a_run_would_be_and_writes_nothing(cli: Cli, tmp_pat
     config = corpora.config_file(tmp_path, tmp_path / "not-there-yet.txt", training={"accumulate": 2})
     outcome = cli("pretrain", config, "--set", "optimizer.lr=1e-4", "--dry-run")
     assert outcome.status == 0, outcome.err
-    for said in ("lr: 0.0001", "parameters +[0-9,]+", "tokens per update +64 ", "effective context +32 "):
+    for said in ("lr: 0.0001", "parameters +[0-9,]+", "tokens per update +128 ", "effective context +32 "):
         assert re.search(said, outcome.out)
     assert snapshot(tmp_path) == {"c.yaml": config.read_bytes()}
 

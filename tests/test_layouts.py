@@ -219,7 +219,7 @@ def test_every_number_of_rows_trains_and_evaluates(
         config = corpora.write_config(folder / "c.yaml", config_of(case, texts, folder, batch_size=rows))
         outcome = cli("pretrain", config)
         if case.bidirectional:
-            assert f"training.batch_size {rows} must be even" in outcome.sentence()
+            assert f"training.batch_size x accumulate, {rows}, must be even" in outcome.sentence()
             continue
         assert outcome.status == 0, outcome.err
     if not case.bidirectional:
@@ -255,7 +255,9 @@ def test_micro_batches_of_empty_rows_count_for_nothing(texts: Path, cli: Callabl
     for accumulate in (1, 4):
         folder = tmp_path / str(accumulate)
         folder.mkdir()
-        data = config_of(Case("seq2seq", "columns"), texts, folder, train="tiny", batch_size=4, accumulate=accumulate)
+        data = config_of(
+            Case("seq2seq", "columns"), texts, folder, train="tiny", batch_size=4 // accumulate, accumulate=accumulate
+        )
         data["model"] |= {"dropout": 0.0, "attention_dropout": 0.0}
         data["logging"] = {"every": 1}
         assert cli("pretrain", corpora.write_config(folder / "c.yaml", data)).status == 0

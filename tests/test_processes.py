@@ -59,7 +59,7 @@ def config_file(folder: Path, **changes: Any) -> Path:
 
 def dealt(processes: int) -> list[str]:
     """8 rows in 4 micro-batches, whose dropout is then the same, for so many processes."""
-    return ["--set", f"training.batch_size={8 // processes}", "--set", f"training.accumulate={4 // processes}"]
+    return ["--set", "training.batch_size=2", "--set", f"training.accumulate={4 // processes}"]
 
 
 def pretrain(processes: int, config: Path, output: Path, *options: str) -> list[Any]:
@@ -96,7 +96,7 @@ def test_two_processes_equal_one_with_all_rows_and_only_the_first_speaks(strateg
     pretrain(1, config, tmp_path / "one", *dealt(1))
     first, second = pretrain(2, config, tmp_path / "two", "--set", f"distributed.strategy={strategy}", *dealt(2))
     assert_same(tmp_path / "one", tmp_path / "two")
-    assert "rows per update     8 (rows per process 4 x processes 2; accumulation 2" in first.err
+    assert "rows per update     8 (rows per process 2 x accumulation 2 x processes 2)" in first.err
     assert second.err == ""
 
 
@@ -124,7 +124,7 @@ def interrupted(step: int, rank: int, *arguments: object) -> Outcome:
 )
 def test_a_run_goes_on_in_one_process_and_then_in_four(first: str, last: str, tmp_path: Path) -> None:
     """The rows, what they remember, and even dropout stay the same: micro-batches are of two rows throughout."""
-    config = config_file(tmp_path, training__batch_size=4, training__accumulate=2)
+    config = config_file(tmp_path, training__batch_size=2, training__accumulate=2)
     run = tmp_path / "run"
     pretrain(1, config, tmp_path / "straight", *dealt(1))
     command = ["pretrain", config, "--set", f"run.output_dir={run}"]
@@ -138,9 +138,9 @@ def test_a_run_goes_on_in_one_process_and_then_in_four(first: str, last: str, tm
     alone = interrupted(20, 0, *command, "--resume")
     assert alone.status == 143
     assert "the 8 rows of 2 process(es) go on in 1, 8 in each" in alone.err
-    assert "rows per update     8 (rows per process 8 x processes 1; accumulation 4" in alone.err
+    assert "rows per update     8 (rows per process 2 x accumulation 4 x processes 1)" in alone.err
     finished = pretrain(4, config, run, "--set", f"distributed.strategy={last}", "--resume")
-    assert "rows per update     8 (rows per process 2 x processes 4; accumulation 1" in finished[0].err
+    assert "rows per update     8 (rows per process 2 x accumulation 1 x processes 4)" in finished[0].err
     assert_same(tmp_path / "straight", run)
     evaluated = run_command("eval-ppl", run, "--json")
     assert json.loads(evaluated.out)["loss"] == pytest.approx(curve(run)["validation_loss"][30], rel=1e-5)
@@ -207,15 +207,16 @@ def test_a_mistake_is_told_once_and_ends_all(key: str, value: str, sentence: str
 
 
 def test_rows_that_cannot_be_dealt_are_refused_with_the_rule() -> None:
-    given_ones = TrainingConfig(batch_size=4, accumulate=2)
-    assert deal_again(given_ones, 2, total=8, batch_size_before=4) == Deal(rows=4, processes=2, pieces=2)
-    assert deal_again(given_ones, 1, total=8, batch_size_before=4) == Deal(rows=8, processes=1, pieces=4)
-    assert deal_again(given_ones, 8, total=8, batch_size_before=4) == Deal(rows=1, processes=8, pieces=1)
-    assert deal_again(TrainingConfig(batch_size=8), 1, total=8, batch_size_before=4).pieces == 1
+    given_ones = TrainingConfig(batch_size=2, accumulate=2)
+    assert deal_again(given_ones, 2, total=8, rows_before=4) == Deal(rows=4, processes=2, pieces=2)
+    assert deal_again(given_ones, 1, total=8, rows_before=4) == Deal(rows=8, processes=1, pieces=4)
+    assert deal_again(given_ones, 8, total=8, rows_before=4) == Deal(rows=1, processes=8, pieces=1)
+    assert deal_again(TrainingConfig(batch_size=8), 1, total=8, rows_before=4).pieces == 1
+    assert deal_again(TrainingConfig(batch_size=1, accumulate=4), 2, total=8, rows_before=4).pieces == 4
     with pytest.raises(UsageError, match=r"reads 8 rows at once.*3 processes cannot share them.*divides 8"):
-        deal_again(given_ones, 3, total=8, batch_size_before=4)
-    with pytest.raises(UsageError, match=r"batch_size was 4 and is now 16.*with 4 processes set it to 2"):
-        deal_again(TrainingConfig(batch_size=16), 4, total=8, batch_size_before=4)
+        deal_again(given_ones, 3, total=8, rows_before=4)
+    with pytest.raises(UsageError, match=r"batch_size x accumulate was 4 and is now 16.*with 4 processes set it to 2"):
+        deal_again(TrainingConfig(batch_size=16), 4, total=8, rows_before=4)
 
 
 @given(parts=st.integers(1, 5), rows=st.integers(1, 4), tokens=st.integers(2, 90))
@@ -242,10 +243,10 @@ def test_the_rows_of_all_processes_are_said_before_anything_runs(tmp_path: Path)
     """By ``inspect`` without a launcher, and by a dry run of several processes, once."""
     config = config_file(tmp_path, training__batch_size=8, training__accumulate=2)
     found = json.loads(run_command("inspect", config, "--processes", 2, "--json").out)
-    assert (found["rows_per_update"], found["tokens_per_step"]) == (16, 256)
+    assert (found["rows_per_update"], found["tokens_per_step"]) == (32, 512)
     first, second = together(2, "pretrain", config, "--dry-run")
-    assert "rows per update     16 (rows per process 8 x processes 2; accumulation 2" in first.out
-    assert "tokens per update   256 (16 rows x seq_len 16)" in first.out
+    assert "rows per update     32 (rows per process 8 x accumulation 2 x processes 2)" in first.out
+    assert "tokens per update   512 (32 rows x seq_len 16)" in first.out
     assert second.out == second.err == ""
 
 

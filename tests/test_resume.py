@@ -249,7 +249,13 @@ def test_accumulation_does_not_change_the_result(text: Path, tmp_path: Path) -> 
         folder = tmp_path / str(pieces)
         pretrain(
             config_of(
-                text, folder, steps=10, training__accumulate=pieces, model__dropout=0.0, model__attention_dropout=0.0
+                text,
+                folder,
+                steps=10,
+                training__batch_size=4 // pieces,
+                training__accumulate=pieces,
+                model__dropout=0.0,
+                model__attention_dropout=0.0,
             )
         )
         found.append(torch.tensor([loss for loss, _ in losses(folder).values()]))

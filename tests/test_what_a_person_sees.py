@@ -107,7 +107,7 @@ def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path
 )
 def test_operations_are_counted_as_torch_counts_them(corpus: Corpus, tmp_path: Path, sections: dict[str, Any]) -> None:
     config = config_for(corpus.train, tmp_path, **sections)
-    rows, tokens = config.training.batch_size // config.training.accumulate, config.segments.seq_len
+    rows, tokens = config.training.batch_size, config.segments.seq_len
     model = build_model(config, vocab_size=500, device=CPU).train()
     plan = random_plan(config, 500, rows=rows, seq_len=tokens, device=CPU)
     with FlopCounterMode(display=False) as counted:
@@ -148,7 +148,7 @@ def test_out_of_memory_says_what_to_lower(
     config = config_file(tmp_path, corpus.train, evaluation={"batch_size": 64})
     sentence = cli("pretrain", config).sentence(status=1)
     assert sentence.startswith(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. To need less: raise training.accumulate"
+        "CUDA out of memory. Tried to allocate 2.00 GiB. To need less: lower training.batch_size"
     )
     for key in ("training.activation_checkpointing", "evaluation.batch_size (now 64)", "training.precision to bf16"):
         assert key in sentence
@@ -157,7 +157,7 @@ def test_out_of_memory_says_what_to_lower(
 def test_on_a_cpu_and_in_the_compiler_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     allocator = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: 12"
     fail_with(monkeypatch, RuntimeError(allocator))
-    with pytest.raises(XltrainError, match=r"can't allocate memory: 12\. To need less: raise training\.accumulate"):
+    with pytest.raises(XltrainError, match=r"can't allocate memory: 12\. To need less: lower training\.batch_size"):
         pretrain(config_of(text, tmp_path / "a", steps=2))
     fail_with(monkeypatch, torch._dynamo.exc.InternalTorchDynamoError("no compiler here"))
     with pytest.raises(XltrainError, match=r"training\.compile: torch's compiler failed \(no compiler here\)"):

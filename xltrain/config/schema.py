@@ -143,10 +143,13 @@ class Config(Section):
                     )
                 )
         found += self._problems_of_columns()
-        if segments.bidirectional and self.training.batch_size % 2:
-            rows = self.training.batch_size
+        rows = self.training.rows
+        if segments.bidirectional and rows % 2:
             found.append(
-                ("segments.bidirectional", f"half of the rows run backward: training.batch_size {rows} must be even")
+                (
+                    "segments.bidirectional",
+                    f"half of the rows run backward: training.batch_size x accumulate, {rows}, must be even",
+                )
             )
         if objective.num_predict is not None and objective.num_predict > segments.seq_len:
             found.append(

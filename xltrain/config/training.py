@@ -77,9 +77,10 @@ class TrainingConfig(Section):
     max_steps: Count = 1000
     """Optimizer steps."""
     batch_size: Count = 16
-    """Rows per process in one optimizer step."""
+    """Rows per process that are computed at once."""
     accumulate: Count = 1
-    """Micro-batches that the rows are split into, to save memory; the result does not change."""
+    """Micro-batches of so many rows in one optimizer step, where a device does not hold all rows at once. An update
+    sees batch_size x accumulate x processes rows, each with its own memory; how they are split changes no result."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """`bf16`, `fp16`: matrix products in 16 bits (fp16 with a scaled loss); weights, softmax, loss and optimizer stay
     in fp32."""
@@ -95,12 +96,13 @@ class TrainingConfig(Section):
     num_workers: Length = 2
     """Segments that are read ahead while a step runs; 0: each is read when its step begins. The result is the same."""
 
+    @property
+    def rows(self) -> int:
+        """Of one process in one optimizer step."""
+        return self.batch_size * self.accumulate
+
     def problems(self) -> list[Problem]:
         found = []
-        if self.batch_size % self.accumulate:
-            found.append(
-                ("accumulate", f"{self.accumulate} does not divide batch_size {self.batch_size}; choose one that does")
-            )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             found.append(("device", f"{self.device!r} is not allowed; choose auto, cpu, cuda or cuda:N"))
         return found

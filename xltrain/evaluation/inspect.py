@@ -84,7 +84,7 @@ def inspect(
 
 def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int) -> dict[str, Any]:
     """Counts of an optimizer step of all processes, and bytes in each; the model may be on the meta device."""
-    segments, rows = config.segments, config.training.batch_size
+    segments, rows = config.segments, config.training.rows
     total = deal(config.training, processes).total
     parameters = count_parameters(model)
     return {
@@ -125,7 +125,7 @@ def activation_bytes(config: Config, model: LanguageModel, vocab_size: int) -> i
     """
     if config.model.adaptive.cutoffs:
         return None
-    rows = config.training.batch_size // config.training.accumulate
+    rows = config.training.batch_size
     device = next(model.parameters()).device
     if device.type != "meta":
         model = model.to("meta")

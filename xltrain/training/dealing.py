@@ -16,7 +16,7 @@ class Deal:
 
     rows: of each process.
     processes: how many.
-    pieces: micro-batches that each process splits its rows into.
+    pieces: micro-batches that each process takes its rows in.
     """
 
     rows: int
@@ -34,19 +34,22 @@ class Deal:
 
 
 def deal(config: TrainingConfig, processes: int) -> Deal:
-    """The rows of a new run: ``training.batch_size`` for each process."""
-    return Deal(rows=config.batch_size, processes=processes, pieces=config.accumulate)
+    """The rows of a new run: ``training.batch_size x accumulate`` for each process."""
+    return Deal(rows=config.rows, processes=processes, pieces=config.accumulate)
 
 
-def deal_again(config: TrainingConfig, processes: int, *, total: int, batch_size_before: int) -> Deal:
+def deal_again(config: TrainingConfig, processes: int, *, total: int, rows_before: int) -> Deal:
     """The same ``total`` rows for a run that is continued, perhaps by another number of processes.
 
-    Micro-batches get no larger than ``training.batch_size / accumulate``.
+    Micro-batches get no larger than ``training.batch_size``.
+
+    Args:
+        rows_before: that the configuration asked for in each process when the run was saved.
 
     Raises:
-        UsageError: if the rows cannot be dealt evenly, or ``training.batch_size`` was changed to ask for other rows.
+        UsageError: if the rows cannot be dealt evenly, or the configuration was changed to ask for other rows.
     """
-    if config.batch_size * processes == total:
+    if config.rows * processes == total:
         return deal(config, processes)
     rule = f"this run reads {total:,} rows at once, and goes on with as many"
     if total % processes:
@@ -54,11 +57,10 @@ def deal_again(config: TrainingConfig, processes: int, *, total: int, batch_size
             f"{rule}; {processes} processes cannot share them equally: start a number that divides {total:,}"
         )
     rows = total // processes
-    if config.batch_size != batch_size_before:
+    if config.rows != rows_before:
         raise UsageError(
-            f"training.batch_size was {batch_size_before} and is now {config.batch_size}: {rule}; with {processes} "
+            f"training.batch_size x accumulate was {rows_before} and is now {config.rows}: {rule}; with {processes} "
             f"process{'es' if processes > 1 else ''} set it to {rows}, or leave it as it was"
         )
-    largest = config.batch_size // config.accumulate
-    pieces = next(count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= largest)
+    pieces = next(count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.batch_size)
     return Deal(rows=rows, processes=processes, pieces=pieces)

@@ -36,10 +36,10 @@ def explained(config: Config) -> Iterator[None]:
 
 def _no_room(config: Config, said: str) -> str:
     """What to change, first what leaves the result as it is."""
-    training, rows = config.training, config.training.batch_size // config.training.accumulate
+    training, rows = config.training, config.training.batch_size
     ways = []
     if rows > 1:
-        ways.append(f"raise training.accumulate (now {training.accumulate}: {rows} rows at once)")
+        ways.append(f"lower training.batch_size (now {rows}) and raise training.accumulate (now {training.accumulate})")
     if not training.activation_checkpointing:
         ways.append("set training.activation_checkpointing")
     if config.evaluation.batch_size > rows:

@@ -82,8 +82,8 @@ def flops_per_token(config: Config, *, vocab_size: int) -> float:
         total += 3 * 2 * rows * keys * inner * 2  # scores and mixtures
         if model.positions == "relative":
             # The projection of distances is shared by the rows of a micro-batch.
-            sharing = config.training.batch_size // config.training.accumulate
-            total += 3 * 2 * rows * distances * inner + 2 * 2 * distances * width * inner / sharing
+            total += 3 * 2 * rows * distances * inner
+            total += 2 * 2 * distances * width * inner / config.training.batch_size
         total += 3 * 2 * rows * width * model.inner_width * 2  # feed-forward
     words = model.adaptive.cutoffs[0] + len(model.adaptive.cutoffs) if model.adaptive.cutoffs else vocab_size
     total += 3 * 2 * targets * width * words

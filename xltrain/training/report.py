@@ -19,14 +19,15 @@ from xltrain.training.metrics import MetricsFile, TensorBoard
 def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
     """What a configuration amounts to with so many processes."""
     segments, rows = config.segments, dealt.total
+    at_once = dealt.rows // dealt.pieces
     predicted = f"{rows * config.objective.targets_per_segment(segments.seq_len):,} are"
     if config.objective.name == "seq2seq":
         predicted = "those of the target part are"
     effective = config.model.num_layers * segments.mem_len
     return [
         f"parameters          {parameters:,}",
-        f"rows per update     {rows:,} (rows per process {dealt.rows} x processes {dealt.processes}; accumulation "
-        f"{dealt.pieces}: each process takes its rows in {dealt.pieces} micro-batches of {dealt.rows // dealt.pieces})",
+        f"rows per update     {rows:,} (rows per process {at_once:,} x accumulation {dealt.pieces:,} x processes "
+        f"{dealt.processes:,})",
         f"tokens per update   {rows * segments.seq_len:,} ({rows} rows x seq_len {segments.seq_len}), "
         f"of which {predicted} predicted",
         f"effective context   {effective:,} tokens back ({config.model.num_layers} layers x mem_len)",

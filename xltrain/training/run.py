@@ -42,7 +42,7 @@ MAY_CHANGE = {
     "schedule.decay_steps",
     "training.max_steps",
     "training.accumulate",
-    "training.batch_size",  # by another number of processes, so that all rows are as many (see `dealing`)
+    "training.batch_size",  # as long as all rows are as many (see `dealing`)
     "training.precision",
     "training.tf32",
     "training.compile",
@@ -89,8 +89,8 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
     dealt = deal_again(
         config.training,
         processes,
-        total=progress.rows or before.training.batch_size,
-        batch_size_before=before.training.batch_size,
+        total=progress.rows or before.training.rows,
+        rows_before=before.training.rows,
     )
     if processes != progress.processes:
         console.say(
