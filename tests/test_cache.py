@@ -203,3 +203,12 @@ def test_a_cache_refuses_to_be_part_of_a_gradient():
     (segment,) = segments(two_sided=False, lengths=(4,))
     with pytest.raises(ValueError, match="inference_mode"):
         model(**segment, memory=model.empty_cache(rows=B, mem_len=4))
+
+
+def test_zeros_return_only_where_a_row_starts_anew_and_nothing_is_copied_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    counted = []
+    cleared = Cache.cleared
+    monkeypatch.setattr(Cache, "cleared", lambda cache: counted.append(1) or cleared(cache))
+    inputs = segments(two_sided=False)
+    equal(model_of(initial_memory="zeros"), inputs, mem_len=6)
+    assert len(counted) == sum(bool(segment["fresh"].any()) for segment in inputs) < len(inputs)

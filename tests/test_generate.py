@@ -72,6 +72,31 @@ def test_a_prompt_of_several_segments_is_read_as_a_whole():
         np.testing.assert_allclose(log_probs[0], next_log_probs(model, prompt), atol=1e-4)
 
 
+@pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])
+def test_zeros_that_a_memory_begins_with_are_as_many_for_every_row(objective: str):
+    model = loaded(objective, segments={"initial_memory": "zeros", "mem_len": 12})
+    reader, rows = Reader.of(model), prompts(1, 5, T + 3, 3 * T, 5)
+    assert reader.mem_len == 12  # with one zero more than in training, a first token would see what it never saw
+    together, seen = greedy(reader, rows, 20)
+    for row, prompt in enumerate(rows):
+        [text], alone = greedy(reader, [prompt], 20)
+        assert together[row] == text
+        for one, other in zip(seen, alone, strict=True):
+            np.testing.assert_allclose(one[row], other[0], atol=1e-5)
+
+
+def test_with_zeros_a_prompt_of_one_segment_is_read_as_in_training():
+    model = loaded(segments={"initial_memory": "zeros", "mem_len": 12})
+    for prompt in prompts(1, 5, T):
+        tokens = torch.tensor([prompt])
+        with torch.no_grad():
+            memory = model.model.empty_memory(rows=1, mem_len=12)
+            hidden, _ = model.model.hidden(tokens, torch.arange(len(prompt))[None], memory)
+            expected = model.model.softmax.log_probs(hidden)[0, -1]
+        log_probs, _ = Reader.of(model).read([prompt])
+        np.testing.assert_allclose(log_probs[0], expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("objective", ["causal", "permutation"])
 def test_with_full_memory_a_token_sees_as_much_as_a_window_of_that_length(objective: str):
     memory, model = 20, loaded(objective)

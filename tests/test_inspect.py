@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from xltrain.config.load import validate
+from xltrain.config.load import load_config, validate
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 from xltrain.evaluation.inspect import inspect, report_of
@@ -133,6 +133,29 @@ def test_parts_add_up_and_bytes_follow(tmp_path: Path) -> None:
     assert found["memory_bytes"] == 3 * 16 * 32 * 256 * 4
     assert found["effective_context"] == 96
     assert found["tokens_per_step"] == 16 * 128
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
+def test_optimizer_bytes_are_those_of_its_tensors(tmp_path: Path, name: str) -> None:
+    from xltrain.training.build import build_model
+    from xltrain.training.optimizer import build_optimizer
+
+    path = file_of(tmp_path, config_of(d_model=32, d_inner=48))
+    found = inspect(path, overrides=[f"optimizer.name={name}"], signal=False, picture=None)
+    config = load_config(path, [f"optimizer.name={name}"])
+    model = build_model(config, vocab_size=VOCABULARY, device=torch.device("cpu"))
+    optimizer = build_optimizer(model, config.optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    states = [part["state"] for part in optimizer.state_dict().get("parts", [optimizer.state_dict()])]
+    tensors = [value for state in states for moments in state.values() for value in moments.values()]
+    assert found["optimizer_bytes"] == sum(tensor.nbytes for tensor in tensors if tensor.dim())
+
+
+def test_what_adafactor_keeps_is_not_guessed(tmp_path: Path) -> None:
+    found = inspect(file_of(tmp_path, config_of()), overrides=["optimizer.name=adafactor"], signal=False, picture=None)
+    assert found["optimizer_bytes"] is None
 
 
 def test_activation_bytes_are_what_a_forward_keeps(tmp_path: Path) -> None:

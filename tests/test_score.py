@@ -49,6 +49,16 @@ def test_how_many_texts_are_read_at_once_changes_nothing(objective: str, mem_len
             np.testing.assert_allclose(many, one, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_zeros_that_a_memory_begins_with_are_as_many_in_every_batch(objective: str):
+    model = loaded(objective, segments={"initial_memory": "zeros"})
+    alone, many = (scores(model, VARIOUS, batch_size=size) for size in (1, 8))
+    for one, other in zip(alone, many, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
+    fewer = scores(model, VARIOUS, mem_len=10)
+    assert not np.allclose(fewer[0], alone[0], atol=1e-3)  # zeros are seen, so a text's scores depend on their number
+
+
 @pytest.mark.parametrize("same_length", [False, True])
 def test_a_window_of_same_length_is_the_same_in_every_batch(same_length: bool):
     model = loaded(model={"same_length": same_length})

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
+from xltrain.config.training import OptimizerConfig
 from xltrain.data.streams import Segment
 from xltrain.data.tokenizer import SPECIALS
 from xltrain.errors import UsageError
@@ -21,6 +22,7 @@ from xltrain.training.build import build_model, build_objective, count_parameter
 from xltrain.training.checkpoint import NAMES, find_checkpoint
 from xltrain.training.dealing import deal
 from xltrain.training.dry_run import assumed_vocabulary
+from xltrain.training.optimizer import matrices
 
 FP32 = 4  # bytes
 CPU = torch.device("cpu")
@@ -97,10 +99,25 @@ def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int)
         else total * config.objective.targets_per_segment(segments.seq_len),
         "effective_context": config.model.num_layers * segments.mem_len,
         "weight_bytes": parameters * FP32,
-        "optimizer_bytes": 2 * parameters * FP32,
+        "optimizer_bytes": optimizer_bytes(config.optimizer, model),
         "memory_bytes": config.model.num_layers * rows * segments.mem_len * config.model.d_model * FP32,
         "activation_bytes": activation_bytes(config, model, vocab_size),
     }
+
+
+def optimizer_bytes(config: OptimizerConfig, model: LanguageModel) -> int | None:
+    """What the optimizer keeps besides weights: Adam's two moments, of which Muon has one for its matrices.
+
+    None for Adafactor, which keeps sums of rows and columns that depend on every weight's shape.
+    """
+    if config.name == "adafactor":
+        return None
+    by_muon = set(matrices(model)) if config.name == "muon" else set()
+    return FP32 * sum(
+        parameter.numel() * (1 if name in by_muon else 2)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    )
 
 
 def parts(model: LanguageModel) -> dict[str, int]:

@@ -82,7 +82,8 @@ class Reader:
         """Read B texts of one token or more from their beginnings.
 
         Segments are cut from a text's end, so that they do not depend on the other rows. Shorter rows are padded in
-        front, where nobody sees it.
+        front, where nobody sees it; where memory begins with zeros that are seen, texts of different lengths are read
+        one at a time, for nothing may stand between a text and its zeros.
 
         Returns:
             (B, V) log-probabilities of the next token, and the state to go on from.
@@ -92,6 +93,10 @@ class Reader:
             window = self._window([list(row)[-self.room :] for row in rows], device)
             return self._again(window), window
         width = max(map(len, rows))
+        if self.model.zeros_at_first and min(map(len, rows)) < width:
+            apart = [self.read([row]) for row in rows]
+            states = [state for _, state in apart if isinstance(state, Cache)]
+            return torch.cat([log_probs for log_probs, _ in apart]), Cache.joined(states)  # (B, V)
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)  # (B, W)
         length = torch.tensor([len(row) for row in rows], device=device)  # (B,)
         with self.context():
@@ -190,9 +195,14 @@ def absolute(config: Config) -> bool:
 
 
 def longest_reach(config: Config) -> int:
-    """How many positions before it the last token of a segment sees in training, in every layer."""
+    """How many positions before it the last token of a segment sees in training, in every layer.
+
+    Where memory begins with zeros that are seen, there are never more of them than in training.
+    """
     segments = config.segments
-    return segments.mem_len if config.model.same_length else segments.mem_len + segments.seq_len - 1
+    if config.model.same_length or segments.initial_memory == "zeros":
+        return segments.mem_len
+    return segments.mem_len + segments.seq_len - 1
 
 
 def refuse_unordered(config: Config, *, what: str) -> None:

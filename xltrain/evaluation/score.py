@@ -163,8 +163,9 @@ class Scorer:
 
     def _memory(self, rows: int, longest: int, seq_len: int) -> Cache:
         """An empty memory that holds what texts of this length need."""
-        needed = self.mem_len
-        if not self.loaded.config.model.same_length:  # else its length is also how far a token sees
+        needed, config = self.mem_len, self.loaded.config
+        # Else its length is also how far a token sees, or how many zeros.
+        if not config.model.same_length and config.segments.initial_memory == "absent":
             needed = min(needed, max(0, longest - 1) // seq_len * seq_len)
         with self._context():
             return self.loaded.model.empty_cache(rows=rows, mem_len=needed)

@@ -5,7 +5,7 @@ short segments it is nearly all of it. A :class:`Cache` goes into ``forward`` in
 one comes out; what is computed is the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -154,6 +154,19 @@ class Cache:
             ),  # (L, 2, B', N, M, H), (B', M)
             end=self.mem_len,
             length=self.length[rows],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["Cache"]) -> "Cache":
+        """The rows of several caches of one ``mem_len`` as one."""
+        first = parts[0]
+        keys_values = [part.buffer.keys_values[..., part.end - part.mem_len : part.end, :] for part in parts]
+        document = torch.cat([part.document for part in parts])  # (B, M)
+        return replace(
+            first,
+            buffer=_Buffer(torch.cat(keys_values, dim=2), document, end=first.mem_len),  # (L, 2, B, N, M, H)
+            end=first.mem_len,
+            length=torch.cat([part.length for part in parts]),  # (B,)
         )
 
     def with_room(self, seq_len: int) -> "Cache":

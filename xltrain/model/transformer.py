@@ -242,7 +242,7 @@ class LanguageModel(nn.Module):
             predict = torch.arange(seq_len, device=tokens.device).expand_as(tokens)
         if fresh is not None:
             memory = memory.restarted(fresh)
-            if self.zeros_at_first and isinstance(memory, Cache):
+            if self.zeros_at_first and isinstance(memory, Cache) and fresh.any():
                 memory = memory.cleared()
         slots = predict if stream == "query" else None
 
