@@ -220,12 +220,15 @@ def test_small_files_share_a_shard(tmp_path: Path, small_pieces: None, monkeypat
 
 @dataclass(frozen=True)
 class Bad:
-    """A piece that cannot be read."""
+    """A piece that cannot be read, as soon as the file ``after`` is there."""
 
     how: str
     size: int = 1
+    after: Path | None = None
 
     def documents(self, counts: Counts | None = None) -> Iterator[Document]:
+        while self.after is not None and not self.after.exists():
+            time.sleep(0.01)
         if self.how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         raise UsageError("this text is bad")
@@ -246,6 +249,21 @@ def test_what_fails_in_a_process_is_told_and_ends_the_others(
     assert multiprocessing.active_children() == []
     if how == "refuses":
         assert [path.name for path in tmp_path.iterdir()] == ["bytes.json"]
+
+
+def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "text.txt").write_text("good\n")
+    for how in ("dies", "refuses"):
+        folder = tmp_path / how
+        good = Shard("train", 0, tuple(corpus_module.cut_file(tmp_path / "text.txt", separator="line")))
+        bad = Shard("train", 1, (Bad(how, after=folder / "train-000000.json"),))
+        building = building_module.Building(folder, [good, bad], ByteTokenizer, Form(False, False), num_workers=2)
+        with pytest.raises(XltrainError), building.alone():
+            building.write(building.shards)
+        assert building.missing(building.shards) == ([bad] if how == "dies" else [good, bad])
+        said = capsys.readouterr().err
+        assert ("kept 1 of 2 shards in" in said) == (how == "dies")
+        assert folder.exists() == (how == "dies")
 
 
 # --- interruptions

@@ -16,7 +16,7 @@ from xltrain.data.locks import locked, locked_if_free
 from xltrain.data.shards import Form, Shard, assemble, is_finished
 from xltrain.data.store import FORMAT, boundaries, split_counts, storage_type
 from xltrain.data.tokenizer import Tokenizer, describe
-from xltrain.data.workers import write_shards
+from xltrain.data.workers import WorkerDied, write_shards
 
 TRAINING = "training.json"
 """File beside a new tokenizer with what it was trained on."""
@@ -46,20 +46,15 @@ class Building:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others out. What fails leaves nothing; a signal leaves finished shards."""
+        """Keep others out. What fails leaves nothing; a signal, or the end of a worker, leaves finished shards."""
         with self._left_clean(), locked(self.folder / "lock", waiting=_say_waiting):
             try:
                 yield
-            except Exception:
-                self._remove()
-                raise
-            except BaseException:  # a signal
-                finished = len(self.shards) - len(self.missing(self.shards))
-                if finished:
-                    console.say(
-                        f"kept {finished:,} of {len(self.shards):,} shards in {self.folder}; the same command goes on "
-                        "from there"
-                    )
+            except BaseException as error:
+                if isinstance(error, Exception) and not isinstance(error, WorkerDied):
+                    self._remove()
+                else:
+                    self._say_kept()
                 raise
 
     @contextmanager
@@ -71,7 +66,18 @@ class Building:
             locked(self.folder / f"lock-{part}-of-{parts}", waiting=_say_waiting),
         ):
             (self.folder / TOGETHER).touch()
-            yield
+            try:
+                yield
+            except BaseException:
+                self._say_kept()
+                raise
+
+    def _say_kept(self) -> None:
+        finished = len(self.shards) - len(self.missing(self.shards))
+        if finished:
+            console.say(
+                f"kept {finished:,} of {len(self.shards):,} shards in {self.folder}; the same command goes on from there"
+            )
 
     @contextmanager
     def _left_clean(self) -> Iterator[None]:

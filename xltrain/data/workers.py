@@ -18,6 +18,10 @@ from xltrain.errors import XltrainError
 _SECONDS_BETWEEN_TICKS = 1.0
 
 
+class WorkerDied(XltrainError):
+    """A process that encodes text ended without a word; what the others have finished is sound."""
+
+
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -32,7 +36,7 @@ def write_shards(
     A single shard is written in this process, by that many threads where the tokenizer has any.
 
     Raises:
-        XltrainError: if a process dies. What fails in a process is raised here.
+        WorkerDied: if a process dies. What fails in a process is raised here.
     """
     if num_workers == 1 or len(shards) <= 1:
         tokenizer = _tokenizer(tokenizer_folder, threads=num_workers)
@@ -92,14 +96,11 @@ class _Worker:
         except (EOFError, ConnectionResetError):
             raise self._died() from None
 
-    def _died(self) -> XltrainError:
+    def _died(self) -> WorkerDied:
         self.process.join(timeout=5)
         code = self.process.exitcode
         how = f"signal {-code}" if code is not None and code < 0 else f"status {code}"
-        return XltrainError(
-            f"a process that encodes text died ({how}); if memory ran out, lower corpus.num_workers. What is finished "
-            "is kept: the same command goes on from there"
-        )
+        return WorkerDied(f"a process that encodes text died ({how}); if memory ran out, lower corpus.num_workers")
 
     def stop(self) -> None:
         self.connection.close()
