@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from xltrain.config.load import validate
 from xltrain.data.cleanup import CleanUp
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.prepare import corpus_sources, fingerprints, prepare
@@ -179,12 +178,3 @@ def test_what_an_export_cannot_do_is_refused_with_its_reason():
     assert reasons_against(greek) == [
         "tokenizer.lower makes two letters of the Greek capital sigma, and the export only one"
     ]
-
-
-@pytest.mark.parametrize("kind", ["char", "byte", "word"])
-def test_only_sentencepiece_has_it(kind: str):
-    _, problems = validate({"corpus": {"train": ["a"]}, "tokenizer": {"kind": kind} | ALL})
-    expected = dict.fromkeys(ALL, f"it needs tokenizer.kind sentencepiece, not {kind}; leave it out")
-    if kind == "word":
-        del expected["lower"]
-    assert dict(problems) == {f"tokenizer.{key}": text for key, text in expected.items()}

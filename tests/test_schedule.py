@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_resume import config_of, text  # noqa: F401 (text is a fixture)
 
-from xltrain.config.training import ScheduleConfig
 from xltrain.training.loop import pretrain
 from xltrain.training.schedule import lr_at
 
@@ -76,11 +75,6 @@ def test_with_decay_steps_more_steps_do_not_bend_the_curve(name: str) -> None:
 
 def test_with_wsd_a_longer_run_has_the_same_rates_until_the_shorter_one_decays() -> None:
     assert rates("wsd", steps=80, decay=8)[:32] == rates("wsd", steps=40, decay=8)[:32]
-
-
-def test_a_decay_that_would_be_ignored_is_refused() -> None:
-    (key, sentence) = ScheduleConfig(name="constant", decay_steps=5).problems()[0]
-    assert (key, "has none" in sentence) == ("decay_steps", True)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])

@@ -7,7 +7,6 @@ from typing import Any
 import corpora
 import pytest
 
-from xltrain.config.load import validate
 from xltrain.data.kinds import read_tokenizer
 from xltrain.data.prepare import corpus_sources, fingerprints, prepare
 from xltrain.data.words import train_words
@@ -83,8 +82,3 @@ def test_a_store_is_named_after_the_list_and_how_it_is_used(tmp_path: Path):
         for count in (1, 2)
     ]
     assert len({fingerprints(config, corpus_sources(config))["fingerprint"] for config in counted}) == 2
-
-
-def test_counting_is_for_words_only():
-    _, problems = validate({"corpus": {"train": ["a"]}, "tokenizer": {"kind": "char", "min_count": 2}})
-    assert problems == [("tokenizer.min_count", "it needs tokenizer.kind word, not char; leave it out")]

@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from xltrain.config import init_from
 from xltrain.config.base import Problem, Section
+from xltrain.config.idle import idle_keys
 from xltrain.config.schema import Config, RunConfig
 from xltrain.config.text import ENTRY_KINDS
 from xltrain.errors import UsageError
@@ -85,7 +86,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, resolved: bo
     Args:
         path: a YAML file.
         overrides: as given to ``--set``.
-        resolved: the file is a checkpoint's own, complete in itself: where its weights started from does not matter.
+        resolved: the file is a checkpoint's own, complete in itself: where its weights started from does not matter,
+            and keys that do nothing are not refused.
 
     Raises:
         UsageError: with every mistake of the file and of the overrides, one line each.
@@ -114,6 +116,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, resolved: bo
     problems += found
     if config is not None and source is not None:
         problems += init_from.contradictions(config, *source)
+    if config is not None and not resolved:
+        problems += idle_keys(config, None if source is None else source[0])
     if problems or config is None:
         raise UsageError(_report(path, problems))
     return config

@@ -143,6 +143,13 @@ class Config(Section):
                     )
                 )
         found += self._problems_of_columns()
+        if self.distributed.strategy == "fsdp" and self.optimizer.name == "adafactor":
+            found.append(
+                (
+                    "distributed.strategy",
+                    "fsdp cannot share out what adafactor keeps; choose ddp, or optimizer.name adamw",
+                )
+            )
         rows = self.training.rows
         if segments.bidirectional and rows % 2:
             found.append(
@@ -201,13 +208,6 @@ class Config(Section):
                 found.append((key, f"objective.perm_size {self.objective.perm_size} must divide {length}"))
         if stages and (self.segments.reuse_len or self.segments.layout == "pair" or self.two_columns):
             found.append((key, "it needs running text: segments.layout stream, reuse_len 0, and not two columns"))
-        if self.distributed.strategy == "fsdp" and self.optimizer.name == "adafactor":
-            found.append(
-                (
-                    "distributed.strategy",
-                    "fsdp cannot share out what adafactor keeps; choose ddp, or optimizer.name adamw",
-                )
-            )
         return found
 
     def as_dict(self) -> dict[str, Any]:

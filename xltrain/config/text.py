@@ -159,15 +159,6 @@ class TokenizerConfig(Section):
         found += [("user_defined_symbols", f"{symbol!r} is listed twice") for symbol in sorted(twice)]
         if self.kind == "sentencepiece" and self.user_defined_symbols[:1] != ["<eop>"] and self.path is None:
             found.append(("user_defined_symbols", "the first must be '<eop>', which XLNet has at id 8"))
-        if self.kind != "word" and self.min_count > 1:
-            found.append(("min_count", f"it needs tokenizer.kind word, not {self.kind}; leave it out"))
-        if self.kind != "sentencepiece":
-            keys = ("quotes", "strip_accents", "split_digit_commas") + (("lower",) if self.kind != "word" else ())
-            found += [
-                (key, f"it needs tokenizer.kind sentencepiece, not {self.kind}; leave it out")
-                for key in keys
-                if getattr(self, key)
-            ]
         if self.kind == "byte" and self.path is not None:
             found.append(("path", f"{self.path!r} is not allowed: bytes need no file; leave it out"))
         if self.kind == "byte" and self.vocab_size not in (None, 265):

@@ -61,10 +61,6 @@ class ScheduleConfig(Section):
 
     def problems(self) -> list[Problem]:
         found = []
-        if self.decay_steps and self.name in ("constant", "inverse_sqrt"):
-            found.append(
-                ("decay_steps", f"a schedule that is {self.name} has none; leave it out, or choose another name")
-            )
         begins = [step for step, _ in self.seq_len_stages]
         if begins and (begins[0] != 0 or any(one >= other for one, other in pairwise(begins))):
             found.append(("seq_len_stages", f"stages must begin at 0 and ascend, these begin after steps {begins}"))
