@@ -162,8 +162,9 @@ def refused_with_other_size(train: Path, folder: Path, model: Path) -> str:
 
 def test_a_file_that_is_no_tokenizer_is_refused(corpus: corpora.Corpus, spiece: Path, tmp_path: Path):
     other = tmp_path / "other.model"
-    other.write_bytes(b"not a model")
-    assert refused(corpus.train, tmp_path, path=str(other)) == f"{other}: not a sentencepiece model"
+    for content in (b"not a model", b""):
+        other.write_bytes(content)
+        assert refused(corpus.train, tmp_path, path=str(other)) == f"{other}: not a sentencepiece model"
     message = refused(corpus.train, tmp_path, kind="char", path=str(spiece), vocab_size=None)
     assert message == f"{spiece}: not a character vocabulary; it holds {{'alphabet': '...'}}"
     for number, content in enumerate(("{}", "[]", '{"alphabet": 3}', "not json")):

@@ -69,10 +69,13 @@ class SentencePieceTokenizer:
     def __init__(self, model: bytes, *, source: str = "spiece.model", cleanup: CleanUp | None = None) -> None:
         import sentencepiece
 
+        no_model = UsageError(f"{source}: not a sentencepiece model")
+        if not model:  # sentencepiece takes an empty file for a model without pieces
+            raise no_model
         try:
             self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
-            raise UsageError(f"{source}: not a sentencepiece model") from None
+            raise no_model from None
         self.model = model
         self.vocab_size: int = self.processor.get_piece_size()
         self.unk: int = self.processor.unk_id()
