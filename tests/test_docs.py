@@ -49,6 +49,15 @@ def test_the_configuration_page_is_current() -> None:
     assert config_docs.PAGE.read_text(encoding="utf-8") == config_docs.page(), "run: python scripts/config_docs.py"
 
 
+def test_no_file_has_two_versions_of_a_passage() -> None:
+    patterns = ("*.md", "docs/**/*.md", "configs/*.yaml", "*.toml", "*.txt", "Makefile")
+    patterns += tuple(f"{room}/**/*.py" for room in ("xltrain", "scripts", "tests"))
+    files = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    marks = re.compile(r"^(<{7}|>{7}|\|{7}) ", flags=re.MULTILINE)  # as git leaves them
+    assert len(files) > 200
+    assert [path.name for path in files if marks.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_every_key_has_its_words() -> None:
     text = config_docs.page()
     for name in Config.model_fields:
