@@ -76,7 +76,8 @@ class Building:
         finished = len(self.shards) - len(self.missing(self.shards))
         if finished:
             console.say(
-                f"kept {finished:,} of {len(self.shards):,} shards in {self.folder}; the same command goes on from there"
+                f"kept {finished:,} of {len(self.shards):,} shards in {self.folder}; the same command goes on from "
+                "there"
             )
 
     @contextmanager
