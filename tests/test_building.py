@@ -320,7 +320,7 @@ if __name__ == "__main__":
 def test_a_preparation_by_processes_that_is_killed_leaves_what_the_next_one_goes_on_from(
     corpus: corpora.Corpus, tmp_path: Path
 ):
-    """scripts/trials/kill_prepare.py does so more often, on more text."""
+    """scripts/kill_prepare.py does so more often, on more text."""
     text = tmp_path / "text.txt"
     text.write_bytes(corpus.train.read_bytes() * 20)
     whole = prepare(corpora.config_for(text, tmp_path / "whole")).store

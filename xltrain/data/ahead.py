@@ -14,7 +14,6 @@ class ReadAhead:
 
     def __init__(self, stream: Stream, *, depth: int) -> None:
         self.stream, self.depth = stream, depth
-        self.split = stream.split
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead")
         self._coming: deque[Future[tuple[Segment, Position]]] = deque()
         self._next: Position | None = None  # what the first of these is read from

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 
 from xltrain.errors import UsageError
 
-_SPACE = "▁"
+SPACE = "▁"
+"""What sentencepiece writes for a space (U+2581)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def digit_comma_pieces(
     for number, piece in enumerate(pieces):
         if len(piece) < 2 or piece[-1] != "," or not piece[-2].isdigit():
             continue
-        parts = encode(piece[:-1].replace(_SPACE, ""))
-        if not piece.startswith(_SPACE) and parts[0].startswith(_SPACE):
+        parts = encode(piece[:-1].replace(SPACE, ""))
+        if not piece.startswith(SPACE) and parts[0].startswith(SPACE):
             parts = parts[1:] if len(parts[0]) == 1 else [parts[0][1:], *parts[1:]]
         found[number] = [find(part) for part in [*parts, ","]]
     return found

@@ -3,6 +3,8 @@
 A pair is [source <sep> target <eod>]. The pairs of an epoch are taken in order; each goes to the first row of the batch
 with room for it, and the batch is full at the first pair that fits nowhere. What remains of a row is padding. So where
 a stream stands is one number, the next pair of its epoch, and every pair is read once per epoch.
+
+A pair here is a line of two-column text; a pair of ``pairs.py`` is a window of XLNet's, with two texts of a stream.
 """
 
 import numpy as np

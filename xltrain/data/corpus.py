@@ -161,11 +161,11 @@ def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
         yield block
 
 
-def _next_cut(file: BinaryIO, place: int, separator: str) -> int:
-    """The first place after ``place`` behind which a new document may begin, or the end of the file."""
+def _next_cut(file: BinaryIO, place: int, at: str) -> int:
+    """The first place after ``place`` behind a line, or behind a blank one, or the end of the file."""
     file.seek(place)
     file.readline()  # a line that may have begun before
-    if separator in ("line", "two_columns"):
+    if at == "line":
         return file.tell()
     while (line := file.readline()) and not _is_blank(line):
         pass
@@ -259,7 +259,7 @@ def cleaned_text(text: str) -> str:
 
 
 def split_at_blank_lines(blocks: Iterable[list[str]], *, counts: Counts | None = None) -> Iterator[Document]:
-    """What :func:`split_documents` makes of these lines with the separator ``blank_line``, in a fifth of the time."""
+    """Documents of the lines of one file, each ended by a blank line; a document without any text is none."""
     lines: list[str] = []  # of the document that is read
     begun = False  # whether parts of it were given out
     for block in blocks:
@@ -285,7 +285,7 @@ def split_documents(
     place: Callable[[int], str] = "line {:,}".format,
     counts: Counts | None = None,
 ) -> Iterator[Document]:
-    """Documents of the lines of one file.
+    """Documents of the lines of one file, where ``separator`` is ``line``, ``two_columns`` or ``file``.
 
     A document without any text is none. Blank lines are part of a document only where the separator is ``file``.
     ``place`` says where the n-th of the lines, from 1, is found.
@@ -303,11 +303,6 @@ def split_documents(
         if separator == "line":
             if not blank:
                 yield _counted(Document([line.rstrip("\n")]), counts)
-            continue
-        if separator == "blank_line" and blank:
-            if begun or has_text:
-                yield _counted(document, counts)
-            document, size, has_text, begun = Document(), 0, False, False
             continue
         document.lines.append(line)
         size += len(line)

@@ -5,6 +5,9 @@ text stay contiguous. What follows it is A, whole sentences (lines of the corpus
 half of the time it begins at a random sentence of the row. Both are cut so that the window is exactly full. The text
 after the reused part is read again, as the next window's.
 
+The pair of ``segments.layout: pair`` is A and B. The pairs of two-column text, a source and a target, are another thing
+(``columns.py``).
+
 Like the original (zihangdai/xlnet, ``data_utils.py``, ``_split_a_and_b``), with its defects left out:
 
 - All choices are computed from (seed, epoch, row, window); the original drew them without a seed.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from xltrain.data.store import Split
 from xltrain.data.streams import Position, Segment, TrainingStream
 
 
@@ -17,7 +16,6 @@ class StagedStream:
 
     def __init__(self, stages: Sequence[tuple[int, TrainingStream]]) -> None:
         self.stages = list(stages)
-        self.split: Split = self.stages[0][1].split
 
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""

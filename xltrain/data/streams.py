@@ -67,8 +67,6 @@ class Position:
 class Stream(Protocol):
     """Endless segments, each read from a position that says all about what was read before it."""
 
-    split: Split
-
     def read(self, position: Position) -> tuple[Segment, Position]:
         """The segment at ``position`` and the position after it."""
         ...

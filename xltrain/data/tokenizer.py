@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xltrain.data.cleanup import CleanUp, digit_comma_pieces
+from xltrain.data.cleanup import SPACE, CleanUp, digit_comma_pieces
 from xltrain.errors import UsageError
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
@@ -118,7 +118,7 @@ class SentencePieceTokenizer:
     @cached_property
     def _has_no_piece_across_words(self) -> bool:
         """Whether words between spaces are encoded independently, so that a line may be cut at a space."""
-        across = any("▁" in self.processor.id_to_piece(token)[1:] for token in range(self.vocab_size))
+        across = any(SPACE in self.processor.id_to_piece(token)[1:] for token in range(self.vocab_size))
         one, two, three = self.processor.encode(["a", "a  a", " a "])
         return not across and two == one + one and three == one
 
@@ -228,7 +228,7 @@ _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "
 
 
 def _begins(piece: str) -> bool:
-    if piece.startswith(("▁", "<")) or not piece:
+    if piece.startswith((SPACE, "<")) or not piece:
         return True
     first = piece[0]
     return unicodedata.category(first)[0] in "PSZ" or unicodedata.name(first, "").startswith(_UNSPACED)

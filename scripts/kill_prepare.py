@@ -1,6 +1,6 @@
 """Kill `xltrain prepare` at random moments and start it again: the store must be that of an undisturbed run.
 
-    python scripts/trials/kill_prepare.py [--kills 10] [--seed 0]
+    python scripts/kill_prepare.py [--kills 10] [--seed 0]
 
 Prints what was left at every kill; ends with status 1 if a byte differs or anything is left over.
 """
