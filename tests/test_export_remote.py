@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from typing import Any
 import corpora
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from xltrain.interop import export as module
 from xltrain.interop.remote_code import code_files
-from xltrain.training.checkpoint import find_checkpoint
+from xltrain.interop.tokenizer import special_ids
+from xltrain.training.checkpoint import MARK, find_checkpoint, mark_complete
 
 ROOT = Path(__file__).parent.parent
 Train = Callable[..., Path]
@@ -293,3 +296,65 @@ def test_the_card_says_what_the_model_is(exported: Path, causal: Path):
     ):
         assert words in card
     assert str(causal.parent) not in card  # no folder of one computer
+
+
+def test_sources_and_targets_are_parts_where_training_had_them_so(cli: Callable[..., Any], tmp_path: Path):
+    pairs = corpora.vocabulary()[:80]
+    lines = [f"{one} {other}\t{other} {one}\n" for one, other in zip(pairs[::2], pairs[1::2], strict=True)]
+    (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
+    config = corpora.config_file(
+        tmp_path,
+        tmp_path / "pairs.tsv",
+        corpus={"document_separator": "two_columns"},
+        tokenizer={"kind": "char", "vocab_size": None},
+        objective={"name": "seq2seq"},
+        segments={"seq_len": 64, "mem_len": 0, "cross_documents": False},
+        model={"segment_embeddings": True, "init": {"std": 0.3}},
+    )
+    assert cli("pretrain", config).status == 0
+    done = cli("export-checkpoint", tmp_path / "run", tmp_path / "out", "--format", "remote-code", "--json")
+    assert json.loads(done.out)["max_logit_difference"] < 1e-5
+    (tmp_path / "one.tsv").write_text(lines[0], encoding="utf-8")
+    expected = json.loads(cli("eval-ppl", tmp_path / "run", "--data", tmp_path / "one.tsv", "--json").out)
+    tokenizer = find_checkpoint(tmp_path / "run").tokenizer()
+    source, target = (tokenizer.encode([part])[0] for part in lines[0].rstrip("\n").split("\t"))
+    assert tokenizer.eod is not None
+    tokens = torch.tensor([[*source, special_ids(tokenizer)["<sep>"], *target, tokenizer.eod]])
+    types = (torch.arange(tokens.shape[1]) > len(source)).long()[None]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    logits = model(tokens, token_type_ids=types).logits[:, len(source) : -1]
+    nll = torch.nn.functional.cross_entropy(logits[0], tokens[0, len(source) + 1 :], reduction="sum").item()
+    assert (expected["targets"], nll) == (len(target) + 1, pytest.approx(expected["nll"], rel=1e-5))
+
+
+def test_running_statistics_are_not_exported(cli: Callable[..., Any], train: Train, tmp_path: Path):
+    run = train(objective={"name": "masked"}, model={"norm": "batch_norm"})
+    for form in ("safetensors", "remote-code"):
+        done = cli("export-checkpoint", run, tmp_path / "out", "--format", form, "--average", "2")
+        assert (done.status, "model.norm is batch_norm: its running statistics" in done.err) == (2, True), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_of_one_computer_is_published(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    run = shutil.copytree(causal, tmp_path / "run")
+    checkpoint = run / "checkpoints/step-6"
+    config = yaml.safe_load((checkpoint / "config.yaml").read_text())
+    config["corpus"]["train"] = [{"files": ["/home/somebody/A.txt"], "weight": 2.0}, "/home/somebody/B.txt"]
+    config["tokenizer"]["path"] = "/home/somebody/spiece.model"
+    corpora.write_config(checkpoint / "config.yaml", config)
+    (checkpoint / MARK).unlink()
+    mark_complete(checkpoint)
+    metrics = run / "metrics.jsonl"
+    worse = {"step": 6, "validation_loss": None, "validation_ppl": None, "unigram_loss": 5.0}
+    metrics.write_text(metrics.read_text() + json.dumps(worse) + "\n")
+    for form in ("remote-code", "safetensors"):
+        done = cli("export-checkpoint", run, tmp_path / form, "--format", form, "--no-verify")
+        assert done.status == 0, done.err
+        for path in (tmp_path / form).glob("*.[!s]*"):
+            if path.suffix in (".md", ".json", ".yaml"):
+                text = path.read_text(encoding="utf-8")
+                assert "/home" not in text
+                assert str(tmp_path) not in text
+        card = (tmp_path / form / "README.md").read_text(encoding="utf-8")
+        assert "tokens of `A.txt`, `B.txt`" in card
+        assert "nats per target" in card  # of the last validation that was a number

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from xltrain.config.schema import Config
+from xltrain.config.text import CorpusConfig, SourceConfig
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import count_parameters
@@ -21,8 +22,37 @@ WHAT = {
     "seq2seq": "predicts the tokens of a target after its source (UniLM's objective)",
 }
 
-PRIVATE = ("run", "corpus", "logging", "checkpoint")
-"""Sections that speak of one computer's folders, or of nothing that a reader of the model needs."""
+OMITTED = ("run", "corpus", "logging", "checkpoint")
+"""Sections of which a reader of the model needs nothing."""
+
+
+def without_places(config: Config) -> Config:
+    """The same configuration without the folders of one computer: of files, their names are left."""
+
+    def names(sources: Sequence[str | SourceConfig]) -> list[str | SourceConfig]:
+        return [
+            Path(source).name
+            if isinstance(source, str)
+            else source.model_copy(
+                update={
+                    "files": [Path(path).name for path in source.files],
+                    "data_files": [Path(path).name for path in source.data_files],
+                    "dataset": source.dataset
+                    and (Path(source.dataset).name if Path(source.dataset).exists() else source.dataset),
+                }
+            )
+            for source in sources
+        ]
+
+    corpus = {split: names(getattr(config.corpus, split)) for split in ("train", "validation", "test")}
+    blank = CorpusConfig.model_fields["cache_dir"].default
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"output_dir": None, "init_from": None}),
+            "corpus": config.corpus.model_copy(update={**corpus, "cache_dir": blank}),
+            "tokenizer": config.tokenizer.model_copy(update={"path": None}),
+        }
+    )
 
 
 def model_card(
@@ -47,7 +77,8 @@ def model_card(
     """
     kind = "AutoModelForMaskedLM" if config.objective.name == "masked" else "AutoModelForCausalLM"
     newest, segments = checkpoints[0], config.segments
-    settings = {key: value for key, value in config.as_dict().items() if key not in PRIVATE}
+    config = without_places(config)
+    settings = {key: value for key, value in config.as_dict().items() if key not in OMITTED}
     steps = ", ".join(f"{each.step:,}" for each in checkpoints)
     origin = f"step {steps}" if len(checkpoints) == 1 else f"the mean of steps {steps}"
     memory = (
@@ -98,13 +129,14 @@ def _trained(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         tokens = checkpoint.progress().tokens_seen
     except (OSError, ValueError, TypeError):
         return []
-    sources = ", ".join(f"`{_shown(source)}`" for source in checkpoint.config().corpus.train)
+    sources = ", ".join(f"`{_shown(source)}`" for source in without_places(checkpoint.config()).corpus.train)
     return [("trained on", f"{tokens:,} tokens of {sources}")] if tokens else []
 
 
-def _shown(source: object) -> str:
-    """A corpus as others may read it: the file's name, without the folders of one computer."""
-    return Path(source).name if isinstance(source, str) else json.dumps(source, default=str)
+def _shown(source: str | SourceConfig) -> str:
+    if isinstance(source, str):
+        return source
+    return ", ".join([*([source.dataset] if source.dataset else []), *source.files, *source.data_files])
 
 
 def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -114,13 +146,14 @@ def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             values = json.loads(line)
-            if "validation_loss" in values and values["step"] <= checkpoint.step:
+            if values.get("validation_loss") is not None and values["step"] <= checkpoint.step:
                 found = values
     except (OSError, ValueError, KeyError):
         pass
     if not found:
         return []
-    loss = f"{found['validation_loss']:.4f} nats per target, perplexity {found['validation_ppl']:.2f}"
+    perplexity = "beyond counting" if found["validation_ppl"] is None else f"{found['validation_ppl']:.2f}"
+    loss = f"{found['validation_loss']:.4f} nats per target, perplexity {perplexity}"
     return [
         (f"validation at step {found['step']:,}", f"{loss} (knowing frequencies alone: {found['unigram_loss']:.4f})")
     ]

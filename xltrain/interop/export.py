@@ -11,7 +11,9 @@ from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 
 from xltrain import console
+from xltrain.config.init_from import TOKENIZER_FILES
 from xltrain.config.schema import Config
+from xltrain.data.tokenizer import SentencePieceTokenizer
 from xltrain.errors import UsageError, XltrainError
 from xltrain.interop import remote_code, tokenizer
 from xltrain.interop.card import model_card
@@ -122,7 +124,7 @@ def _names(output: Path) -> set[str]:
     return {
         *("config.json", "config.yaml", "model.safetensors", "model.safetensors.index.json", "README.md"),
         *tokenizer.FILES,
-        *("vocab.txt", "characters.json", "words.json", "bytes.json", "cleanup.json"),
+        *("vocab.txt", SentencePieceTokenizer.cleanup_name, *TOKENIZER_FILES.values()),
         *remote_code.code_files(),
         *shards,
     }

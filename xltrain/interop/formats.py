@@ -12,6 +12,7 @@ from xltrain.config.schema import Config
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.data.words import WordTokenizer
 from xltrain.interop import huggingface, plain, remote_code, tokenizer, transfo_xl, verify
+from xltrain.interop.card import without_places
 from xltrain.model.transformer import LanguageModel
 
 
@@ -83,11 +84,15 @@ def _tokenizer_files(subject: Subject) -> Mapping[str, bytes]:
     return tokenizer.tokenizer_files(subject.vocabulary)
 
 
-def _remote_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
-    found = tokenizer.reasons_against(vocabulary)
+def _plain_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
+    del vocabulary
     if config.model.norm == "batch_norm":
-        found.append("model.norm is batch_norm: its running statistics have no place in the wrapper")
-    return found
+        return ["model.norm is batch_norm: its running statistics are no parameters, and only those are exported"]
+    return []
+
+
+def _remote_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
+    return tokenizer.reasons_against(vocabulary) + _plain_reasons(config, vocabulary)
 
 
 def _remote_settings(subject: Subject) -> dict[str, Any]:
@@ -106,8 +111,13 @@ def _remote_files(subject: Subject) -> Mapping[str, bytes]:
 
 
 def _remote_difference(folder: Path, subject: Subject) -> float:
-    theirs = remote_code.load_folder(folder, subject.config)
-    return remote_code.largest_difference(subject.model, theirs, seq_len=_segment(subject.config))
+    config = subject.config
+    return remote_code.largest_difference(
+        subject.model,
+        remote_code.load_folder(folder, config),
+        seq_len=_segment(config),
+        parts=config.two_columns and config.model.segment_embeddings,
+    )
 
 
 def _transfo_xl_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
@@ -152,7 +162,7 @@ def _plain_difference(folder: Path, subject: Subject) -> float:
 
 
 def _plain_files(subject: Subject) -> Mapping[str, bytes]:
-    return {"config.yaml": dump_config(subject.config).encode("utf-8"), **subject.vocabulary.files()}
+    return {"config.yaml": dump_config(without_places(subject.config)).encode("utf-8"), **subject.vocabulary.files()}
 
 
 FORMATS: dict[str, Format] = {
@@ -198,7 +208,7 @@ FORMATS: dict[str, Format] = {
     ),
     "safetensors": Format(
         target="plain files",
-        reasons=lambda config, vocabulary: [],
+        reasons=_plain_reasons,
         settings=_plain_settings,
         tensors=_plain_tensors,
         files=_plain_files,

@@ -130,6 +130,7 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
     Raises:
         UsageError: if nothing that can be imported lies there.
     """
+    source = source if source.name else source.resolve()  # "." has no name to put an ending to
     index = _tensorflow_prefix(source)
     if index is not None:
         return _as_asked("tensorflow-xlnet", index, format_name)

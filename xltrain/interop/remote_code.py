@@ -71,6 +71,7 @@ def remote_config(config: Config, tokenizer: Tokenizer, *, special_ids: dict[str
         "objective": config.objective.name,
         "seq_len": config.segments.seq_len,
         "mem_len": config.segments.mem_len,
+        "parts": config.two_columns and config.model.segment_embeddings,
         "end_of_document": None if config.segments.cross_documents else tokenizer.eod,
         "tie_word_embeddings": config.model.tie_embeddings,
         "bos_token_id": special_ids.get("<s>"),
@@ -106,7 +107,7 @@ def load_folder(folder: Path, config: Config) -> Any:
 
 
 @torch.no_grad()
-def largest_difference(ours: LanguageModel, theirs: Any, *, seq_len: int, seed: int = 0) -> float:
+def largest_difference(ours: LanguageModel, theirs: Any, *, seq_len: int, parts: bool, seed: int = 0) -> float:
     """Largest absolute difference of logits over three consecutive segments of random tokens, memory carried.
 
     Both read from left to right where the objective has a direction; the stack is asked here for each objective in the
@@ -116,6 +117,7 @@ def largest_difference(ours: LanguageModel, theirs: Any, *, seq_len: int, seed: 
         ours: the trained model, in evaluation mode.
         theirs: the wrapper, as transformers loaded it.
         seq_len: T, not above that of ``theirs.config``.
+        parts: whether training gave sources and targets as parts of their own.
         seed: of the tokens.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -135,6 +137,7 @@ def largest_difference(ours: LanguageModel, theirs: Any, *, seq_len: int, seed: 
         elif config.objective == "seq2seq":
             types = (order >= seq_len // 2).long()
             order = torch.where(types == 0, 0, 1 + order)
+            options = {"segment_ids": types} if parts else {}
         elif config.objective == "permutation":
             places = torch.arange(1, seq_len).expand(ROWS, -1)  # (B, T-1): a query for each token but the first
             options, skip = {"stream": "query", "predict": places}, 1

@@ -14,6 +14,7 @@ class XltrainConfig(PretrainedConfig):
         objective: causal, permutation, masked or seq2seq: the order in which a text is read.
         seq_len: T; longer inputs are read in segments of this length, memory carried from one to the next.
         mem_len: M; 0: no memory.
+        parts: whether the source and the target of a seq2seq model are parts that its attention tells apart.
         end_of_document: id after which a new document begins, where documents are kept apart; None: they are not.
     """
 
@@ -26,6 +27,7 @@ class XltrainConfig(PretrainedConfig):
         objective: str = "causal",
         seq_len: int = 128,
         mem_len: int = 0,
+        parts: bool = False,
         end_of_document: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -33,6 +35,7 @@ class XltrainConfig(PretrainedConfig):
         self.stack = stack or {}
         self.objective = objective
         self.seq_len, self.mem_len = seq_len, mem_len
+        self.parts = parts
         self.end_of_document = end_of_document
         self.hidden_size = self.stack.get("d_model", 0)  # names that other programs look for
         self.num_hidden_layers = self.stack.get("num_layers", 0)

@@ -129,6 +129,8 @@ class XltrainModel(PreTrainedModel):
             numbers = document[:, None] + ends.cumsum(dim=1) - ends.long()  # an end belongs to what it ends
             document = document + ends.sum(dim=1)
         options: dict[str, Any] = {}
+        if self.config.parts:
+            options = {"segment_ids": torch.ones_like(tokens) if types is None else types}
         if objective == "permutation":
             # A query stands at the place after each token; the last of these needs one more position, which holds no
             # token that anything could see.
