@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from xltrain.data import subwords
 from xltrain.data.kinds import load_tokenizer, read_tokenizer
 from xltrain.data.prepare import Prepared, prepare
 from xltrain.data.subwords import _Cut
@@ -192,12 +193,27 @@ def test_the_log_says_what_the_vocabulary_is_trained_on(
     store = built(corpus.train, tmp_path, max_sentences=1000, vocab_size=300).store
     log = capsys.readouterr().err
     training = store.manifest["training"]
-    assert (training["sentences"], training["available_sentences"]) == (587, 3000)  # 40,000 characters
-    said = "training a sentencepiece vocabulary of 300 pieces on 587 of 3,000 lines, drawn at random "
+    assert (training["sentences"], training["available_sentences"]) == (1000, 3000)
+    said = "training a sentencepiece vocabulary of 300 pieces on 1,000 of 3,000 lines, drawn at random "
     assert said + "(tokenizer.max_sentences allows more)" in log
     built(written(tmp_path / "long.txt", corpora.chinese_lines(3, 2000, alphabet=40)), tmp_path, vocab_size=51)
     log = capsys.readouterr().err
     assert "on 6 of 6 lines; 6 of these are parts of lines that are longer than 4,000 bytes" in log
+
+
+def test_a_sample_for_the_vocabulary_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(subwords, "_SMALL_SAMPLE", 100)  # of 40 characters each
+    for most, used in ((50, 50), (100, 67), (200, 135), (300, 200)):
+        tokenizer = subwords.train_sentencepiece(
+            ["ab cd " * 10] * 200,  # 59 characters without the space at the end
+            vocab_size=14,
+            model_type="unigram",
+            character_coverage=1.0,
+            normalization="nmt_nfkc",
+            user_defined_symbols=["<eop>"],
+            max_sentences=most,
+        )
+        assert tokenizer.training["sentences"] == used
 
 
 def test_training_does_not_stay_silent(

@@ -140,8 +140,9 @@ class TokenizerConfig(Section):
     user_defined_symbols: list[str] = Field(default_factory=lambda: ["<eop>"])
     """Pieces that are never split. `<eop>` comes first, so that it has XLNet's id 8."""
     max_sentences: Count = 1_000_000
-    """At most this many lines, of 40 characters on average, are used to train the vocabulary; they are drawn at random
-    (sentencepiece only). A million take about a gigabyte of memory."""
+    """At most this many lines are used to train the vocabulary, drawn at random (sentencepiece only); fewer where they
+    would have more than 40 million characters, which take about a gigabyte of memory. Above a million lines, 40 times
+    as many characters as lines are allowed."""
 
     def problems(self) -> list[Problem]:
         found = []

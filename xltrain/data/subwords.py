@@ -13,7 +13,8 @@ from xltrain.data.tokenizer import SPECIALS, SentencePieceTokenizer, left_out
 from xltrain.errors import UsageError
 
 _LONGEST_SENTENCE = 4000  # bytes; sentencepiece leaves longer ones out of its training, above 4,192
-_AVERAGE_SENTENCE = 40  # characters; bounds the memory that training takes
+_AVERAGE_SENTENCE = 40  # characters; bounds the memory that a large sample takes
+_SMALL_SAMPLE = 1_000_000  # sentences; up to these, as many characters are taken as these may have
 _LISTED = 10  # characters that are named in a message
 
 
@@ -31,8 +32,9 @@ def train_sentencepiece(
     """Train a model whose first nine pieces are :data:`SPECIALS`.
 
     Long lines are cut into sentences of at most 4,000 bytes first, at spaces where there are any: sentencepiece would
-    leave them out. At most ``max_sentences`` of these, with 40 characters each on average, are drawn at random, the
-    same whatever the seed of a run; training takes about 25 bytes of memory per character.
+    leave them out. At most ``max_sentences`` of these are drawn at random, the same whatever the seed of a run; fewer
+    where they have more than 40 million characters, or 40 times ``max_sentences``. Training takes about 25 bytes of
+    memory per character.
 
     Raises:
         UsageError: if the text cannot give ``vocab_size`` pieces; it says how many are possible.
@@ -41,7 +43,8 @@ def train_sentencepiece(
 
     cut = _Cut(keeps_spaces=normalization == "identity")
     sentences = cut.sentences(lines if cleanup is None else map(cleanup, lines))
-    sample = draw(sentences, most=max_sentences, most_characters=_AVERAGE_SENTENCE * max_sentences)
+    most_characters = _AVERAGE_SENTENCE * max(max_sentences, _SMALL_SAMPLE)
+    sample = draw(sentences, most=max_sentences, most_characters=most_characters)
     taken = len(sample.sentences)
     written = io.BytesIO()
     failures: list[BaseException] = []
