@@ -13,8 +13,11 @@ import yaml
 from xltrain.config.load import load_config, validate
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
-from xltrain.evaluation.inspect import inspect, report_of
-from xltrain.evaluation.signal import LayerSignal
+from xltrain.evaluation.inspect import inspect, random_plan, report_of
+from xltrain.evaluation.signal import LayerSignal, signal_report
+from xltrain.model.backends import BACKENDS
+from xltrain.training.build import build_model
+from xltrain.training.optimizer import build_optimizer
 
 VOCABULARY = 200
 
@@ -107,12 +110,15 @@ def test_gradients_are_there_for_every_layer() -> None:
     assert all(layer.gradient_norm > 0 for layer in report())
 
 
-def test_watching_leaves_the_model_as_it_was() -> None:
-    from xltrain.model.backends import BACKENDS
-
-    before = set(BACKENDS)
-    report()
-    assert set(BACKENDS) == before
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_watching_leaves_the_model_as_it_was(backend: str) -> None:
+    config = config_of(d_model=16, d_inner=16, attention_backend=backend, attention_dropout=0.0)
+    model = build_model(config, vocab_size=VOCABULARY, device=torch.device("cpu"))
+    plan = random_plan(config, VOCABULARY, rows=2, seq_len=8)
+    before = dict(BACKENDS)
+    assert all(layer.entropy for layer in signal_report(model, plan, mem_len=0))
+    assert before == BACKENDS
+    assert all(layer.attention.attend is BACKENDS[backend] for layer in model.layers)
 
 
 # --- sizes
@@ -137,9 +143,6 @@ def test_parts_add_up_and_bytes_follow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon"])
 def test_optimizer_bytes_are_those_of_its_tensors(tmp_path: Path, name: str) -> None:
-    from xltrain.training.build import build_model
-    from xltrain.training.optimizer import build_optimizer
-
     path = file_of(tmp_path, config_of(d_model=32, d_inner=48))
     found = inspect(path, overrides=[f"optimizer.name={name}"], signal=False, picture=None)
     config = load_config(path, [f"optimizer.name={name}"])

@@ -27,22 +27,24 @@ def show(found: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(found))
         return
     for key, value in found.items():
-        shown = (
-            "-"
-            if value is None
-            else ("yes" if value else "no")
-            if isinstance(value, bool)
-            else f"{value:,.6g}"
-            if isinstance(value, float)
-            else f"{value:,}"
-            if isinstance(value, int)
-            else value
-        )
-        print(f"{key:<22} {shown}")
+        print(f"{key:<22} {_shown(value, digits=6)}")
 
 
 def table(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
     print("  ".join(f"{name:>15}" for name in names))
     for row in rows:
-        print("  ".join(f"{row[name]:>15,}" if isinstance(row[name], int) else f"{row[name]:>15.4g}" for name in names))
+        print("  ".join(f"{_shown(row[name], digits=4):>15}" for name in names))
+
+
+def _shown(value: Any, *, digits: int) -> str:
+    """For a person: thousands apart, ``digits`` significant digits of what is not whole."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.{digits}g}"
+    return str(value)

@@ -24,6 +24,7 @@ from xltrain.evaluation.reading import Reader, absolute, refuse_unordered
 from xltrain.evaluation.recl import SHARES, THRESHOLD, Search, find_lengths
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.left_to_right import LeftToRight
+from xltrain.pictures import check_picture
 from xltrain.training.build import autocast
 
 LONGEST = 1000
@@ -51,8 +52,8 @@ def context(
     Raises:
         UsageError: for models or a text that cannot be measured so.
     """
-    if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
-        raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
+    if picture is not None:
+        check_picture(picture, "--picture")
     if targets and longest is not None and longest < 2 * step:
         raise UsageError(f"--longest: {longest} must be at least twice --step {step}, to compare two context lengths")
     group = [load(source, clamp_len=clamp_len) for source in sources]

@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from xltrain.pictures import new_figure
+
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Write a PNG of what ``context`` found; models keep their colour in all panels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     recl = found.get("recl")
-    figure, panels = pyplot.subplots(1, 3 if recl else 1, figsize=(14 if recl else 6, 4.2), layout="constrained")
-    panels = list(panels) if recl else [panels]
+    figure = new_figure(14 if recl else 6, 4.2)
+    panels = figure.subplots(1, 3 if recl else 1, squeeze=False)[0]
     names = labels([model["checkpoint"] for model in found["models"]])
     for index, (name, model) in enumerate(zip(names, found["models"], strict=True)):
         colour = f"C{index}"
@@ -41,7 +38,6 @@ def draw(found: dict[str, Any], path: Path) -> None:
     if recl:
         _draw_recl(recl, names, panels[1], panels[2])
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _draw_recl(recl: dict[str, Any], names: list[str], losses: Any, gains: Any) -> None:

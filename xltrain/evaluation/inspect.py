@@ -18,6 +18,7 @@ from xltrain.evaluation.signal import as_rows, draw_report, signal_report
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Plan
+from xltrain.pictures import check_picture
 from xltrain.training.build import build_model, build_objective, count_parameters
 from xltrain.training.checkpoint import NAMES, find_checkpoint
 from xltrain.training.dealing import deal
@@ -62,8 +63,8 @@ def inspect(
 
     ``processes``: that the run would have.
     """
-    if picture is not None and (picture.suffix.lower() != ".png" or not picture.parent.is_dir()):
-        raise UsageError(f"--picture: {picture} must be a .png file in a folder that exists")
+    if picture is not None:
+        check_picture(picture, "--picture")
     if source.is_dir() or source.name in NAMES:
         if overrides:
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
@@ -79,7 +80,7 @@ def inspect(
         report = report_of(config, vocab_size)
         found["signal"] = as_rows(report)
         if picture:
-            draw_report(report, str(picture))
+            draw_report(report, picture)
             found["picture"] = str(picture)
     return found
 

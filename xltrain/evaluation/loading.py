@@ -31,14 +31,14 @@ class Loaded:
     place: Place
 
 
-def load(source: Path, *, same_length: bool | None = None, clamp_len: int | None = None) -> Loaded:
-    """A run's newest checkpoint, or the one named; None leaves a setting as it was trained.
+def load(source: Path, *, clamp_len: int | None = None) -> Loaded:
+    """A run's newest checkpoint, or the one named; None leaves ``clamp_len`` as it was trained.
 
     Raises:
         UsageError: for a checkpoint that cannot be used so.
     """
     checkpoint = find_checkpoint(source)
-    config = adapted(checkpoint.config(), same_length=same_length, clamp_len=clamp_len)
+    config = adapted(checkpoint.config(), same_length=None, clamp_len=clamp_len)
     place = usable_place(config.training.device)
     model = checkpoint.model(place.device, config)
     return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from xltrain import console
+from xltrain.data.prepare import MANY_UNKNOWN
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
@@ -19,7 +20,6 @@ from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given
 
 STDIN = "-"
-MANY_UNKNOWN = 0.01
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xltrain.model.backends import BACKENDS, attend_math
+from xltrain.model.backends import Attend, attend_math
 from xltrain.model.block import Layer
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.plan import Plan
+from xltrain.pictures import new_figure
 
 
 @dataclass
@@ -55,24 +57,22 @@ def signal_report(model: LanguageModel, plan: Plan, *, mem_len: int) -> list[Lay
 @contextmanager
 def _watched(model: LanguageModel, found: list[LayerSignal]) -> Iterator[None]:
     """While open, what passes through every layer is measured."""
-    handles, backends = [], []
-    for index, (layer, signal) in enumerate(zip(_layers(model), found, strict=True)):
+    handles, before = [], []
+    for layer, signal in zip(_layers(model), found, strict=True):
         handles += [
             layer.register_forward_hook(_record(signal, "residual")),
             layer.feed_forward.inner.register_forward_hook(_record(signal, "inner")),
             layer.feed_forward.outer.register_forward_pre_hook(_record_input(signal, "activated")),
         ]
-        backends.append((layer.attention, layer.attention.backend))
-        layer.attention.backend = f"watched {index}"
-        BACKENDS[f"watched {index}"] = _attend_watched(signal)
+        before.append((layer.attention, layer.attention.attend))
+        layer.attention.attend = _attend_watched(signal)
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for index, (attention, backend) in enumerate(backends):
-            attention.backend = backend
-            del BACKENDS[f"watched {index}"]
+        for attention, attend in before:
+            attention.attend = attend
 
 
 def _layers(model: LanguageModel) -> list[Layer]:
@@ -93,7 +93,7 @@ def _record_input(signal: LayerSignal, name: str) -> Callable[..., None]:
     return hook
 
 
-def _attend_watched(signal: LayerSignal) -> Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]:
+def _attend_watched(signal: LayerSignal) -> Attend:
     def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float) -> Tensor:
         with torch.no_grad():
             scores = query @ key.transpose(-1, -2) + bias  # (B, N, R, K)
@@ -111,16 +111,11 @@ def as_rows(report: list[LayerSignal]) -> list[dict[str, float]]:
     return [{"layer": index} | asdict(signal) for index, signal in enumerate(report)]
 
 
-def draw_report(report: list[LayerSignal], path: str) -> None:
+def draw_report(report: list[LayerSignal], path: Path) -> None:
     """A PNG of the report: one panel per quantity, layers to the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = ["residual", "inner", "activated", "logits", "entropy", "gradient_norm"]
-    figure, panels = pyplot.subplots(2, 3, figsize=(10, 5.5), layout="constrained")
-    for name, panel in zip(names, panels.flat, strict=True):
+    figure = new_figure(10, 5.5)
+    for name, panel in zip(names, figure.subplots(2, 3).flat, strict=True):
         panel.plot([getattr(signal, name) for signal in report], marker="o", label=name)
         if name == "entropy":
             panel.plot([signal.uniform_entropy for signal in report], linestyle=":", label="all keys alike")
@@ -132,4 +127,3 @@ def draw_report(report: list[LayerSignal], path: str) -> None:
         panel.margins(y=0.15)
         panel.set_ylim(bottom=0)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

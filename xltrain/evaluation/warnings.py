@@ -10,9 +10,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
 from xltrain.data.files import digest
-
-UNKNOWN_RATE = 0.01
-"""Above this share of unknown tokens a perplexity cannot be compared."""
+from xltrain.data.prepare import MANY_UNKNOWN
 
 
 def warn_of(
@@ -26,7 +24,7 @@ def warn_of(
         overlap: files of this text that the model was trained on.
         whole: every token of the text was a target.
     """
-    if found["unknown_rate"] > UNKNOWN_RATE:
+    if found["unknown_rate"] > MANY_UNKNOWN:
         console.warn(
             f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable "
             f"({found['unknown']:,} of {found['tokens']:,})"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from xltrain.model.backends import BACKENDS
+from xltrain.model.backends import BACKENDS, Attend
 from xltrain.model.cache import Slots
 from xltrain.model.linear import Linear
 from xltrain.model.visibility import Visibility
@@ -32,6 +32,7 @@ class View:
     alive: (B, 1, R, 1) 0 for a row that sees nothing, 1 otherwise.
     num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
     starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
+    seq_len: T.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
     backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
     """
@@ -149,7 +150,7 @@ def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int,
         parts.append(flat.unflatten(2, (num_content, width - 1))[..., :keys])  # (N, B, C, K)
     if scores.shape[2] > num_content:
         index = starts[:, :, None] + torch.arange(keys, device=starts.device)  # (B, R - C, K)
-        index = index.clamp(max=scores.shape[-1] - 1).expand(scores.shape[0], -1, -1, -1)
+        index = index.clamp(max=scores.shape[-1] - 1).expand(scores.shape[0], -1, -1, -1)  # (N, B, R - C, K)
         parts.append(scores[:, :, num_content:].gather(3, index))  # (N, B, R - C, K)
     return torch.cat(parts, dim=2).transpose(0, 1) + mask.to(scores.dtype)  # (B, N, R, K)
 
@@ -202,7 +203,8 @@ class RelativeAttention(nn.Module):
         scaled: bool = True,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.dropout, self.backend = num_heads, head_dim, dropout, backend
+        self.num_heads, self.head_dim, self.dropout = num_heads, head_dim, dropout
+        self.attend: Attend = BACKENDS[backend]
         self.scale = head_dim**-0.5 if scaled else 1.0
         inner = num_heads * head_dim
         self.query = Linear(d_model, inner, bias=bias)
@@ -253,7 +255,9 @@ class RelativeAttention(nn.Module):
             )  # fmt: skip
 
         if self._heads_apart(query, key):
-            mixed = torch.cat([of_heads(slice(head, head + 1)) for head in range(self.num_heads)], dim=1)
+            mixed = torch.cat(
+                [of_heads(slice(head, head + 1)) for head in range(self.num_heads)], dim=1
+            )  # (B, N, R, H)
         else:
             mixed = of_heads(slice(None))  # (B, N, R, H)
         mixed = mixed * view.alive.to(mixed.dtype)
@@ -294,9 +298,11 @@ class RelativeAttention(nn.Module):
             bias = bias.clone()  # the mask is every layer's, and a backend may write its scores there
         if view.other_segment is not None and s is not None and segment is not None:
             by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)[..., None]  # (2, B, N, R, 1)
-            bias = bias + torch.lerp(by_segment[0], by_segment[1], view.other_segment.to(by_segment.dtype))
+            bias = bias + torch.lerp(
+                by_segment[0], by_segment[1], view.other_segment.to(by_segment.dtype)
+            )  # (B, N, R, K)
         dropout = self.dropout if self.training else 0.0
-        return BACKENDS[self.backend](for_content.transpose(1, 2), key, value, bias, dropout)  # (B, N, R, H)
+        return self.attend(for_content.transpose(1, 2), key, value, bias, dropout)  # (B, N, R, H)
 
     def _distance_keys(
         self, project: Linear, memory: Tensor | Slots, table: Tensor | None, backward: Tensor | None
@@ -308,7 +314,7 @@ class RelativeAttention(nn.Module):
                 sines = table.shape[1] // 2
                 mirrored = torch.cat([-table[:, :sines], table[:, sines:]], dim=1)  # (J, D): sin(-x) = -sin(x)
                 table = torch.stack([table, mirrored])  # (2, J, D)
-            return project(table).unflatten(-1, (self.num_heads, self.head_dim))
+            return project(table).unflatten(-1, (self.num_heads, self.head_dim))  # (..., J, N, H)
 
         both_ways = backward is not None
         if isinstance(memory, Slots):
@@ -322,7 +328,9 @@ class RelativeAttention(nn.Module):
         """Projected apart, since nothing flows back into memory; then laid out head by head in one copy."""
         split = (2, self.num_heads, self.head_dim)
         if isinstance(memory, Slots):
-            return memory.written(self.key_value(content).unflatten(-1, split))
-        parts = [self.key_value(states).unflatten(-1, split) for states in (memory, content) if states.shape[1]]
+            return memory.written(self.key_value(content).unflatten(-1, split))  # (B, T, 2, N, H) -> (B, N, K, H)
+        parts = [
+            self.key_value(states).unflatten(-1, split) for states in (memory, content) if states.shape[1]
+        ]  # (B, M or T, 2, N, H)
         both = torch.cat([part.permute(2, 0, 3, 1, 4) for part in parts], dim=3)  # (2, B, N, K, H)
         return both[0], both[1]

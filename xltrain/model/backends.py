@@ -44,11 +44,11 @@ class _Attend(torch.autograd.Function):
         total = (grad * output).sum(dim=-1, keepdim=True, dtype=signed.dtype)  # (B*N, R, 1)
         grad = grad * ctx.scale
         kept = signed.clamp(min=0.0)  # (B*N, R, K)
-        of_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)
+        of_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)  # (B*N, K, H)
         of_scores = torch.bmm(grad, value.transpose(1, 2)).to(signed.dtype)  # (B*N, R, K)
         of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-1.0).to(query.dtype)
-        of_query = torch.bmm(of_scores, key)
-        of_key = torch.bmm(of_scores.transpose(1, 2), query)
+        of_query = torch.bmm(of_scores, key)  # (B*N, R, H)
+        of_key = torch.bmm(of_scores.transpose(1, 2), query)  # (B*N, K, H)
         return of_query, of_key, of_value, of_scores, None
 
 
@@ -110,7 +110,10 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout
     return _flex(query.device.type)(query, key, value, score_mod=add, scale=1.0)
 
 
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]] = {
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""A backend: query, key, value, bias and dropout to the mixed values, as in :func:`attend_math`."""
+
+BACKENDS: dict[str, Attend] = {
     "math": attend_math,
     "sdpa": attend_sdpa,
     "flex": attend_flex,

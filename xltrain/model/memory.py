@@ -85,7 +85,7 @@ class Memory:
         if len(parts) == 1:
             return parts[0]
         return Memory(
-            states=torch.cat([part.states for part in parts], dim=1),
-            length=torch.cat([part.length for part in parts]),
-            document=torch.cat([part.document for part in parts]),
+            states=torch.cat([part.states for part in parts], dim=1),  # (L, B, M, D)
+            length=torch.cat([part.length for part in parts]),  # (B,)
+            document=torch.cat([part.document for part in parts]),  # (B, M)
         )

@@ -85,20 +85,20 @@ class AdaptiveSoftmax(nn.Module):
             weight, bias = self.weights[index], self.biases[index]
             hidden = hidden @ self.projections[index].to(hidden.dtype)  # (n, D_i)
         if index == 0:
-            weight = torch.cat([weight, self.cluster_weight])
-            bias = torch.cat([bias, self.cluster_bias])
+            weight = torch.cat([weight, self.cluster_weight])  # (V_0 + bins - 1, D_0)
+            bias = torch.cat([bias, self.cluster_bias])  # (V_0 + bins - 1,)
         return hidden, weight, bias
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V)"""
         flat = hidden.flatten(0, -2)  # (n, D)
-        head = wide(functional.linear(*self._bin(0, flat))).log_softmax(dim=-1)
+        head = wide(functional.linear(*self._bin(0, flat))).log_softmax(dim=-1)  # (n, V_0 + bins - 1)
         shortlist = self.bins[0][1]
-        parts = [head[:, :shortlist]]
+        parts = [head[:, :shortlist]]  # (n, V_0)
         for index in range(1, len(self.bins)):
-            within = wide(functional.linear(*self._bin(index, flat))).log_softmax(dim=-1)
+            within = wide(functional.linear(*self._bin(index, flat))).log_softmax(dim=-1)  # (n, V_i)
             parts.append(within + head[:, shortlist + index - 1, None])
-        return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)
+        return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)  # (..., V)
 
     @torch.compiler.disable  # how many rows a bin gets is in the data
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class AdaptiveSoftmax(nn.Module):
             column = torch.where((wanted >= first) & (wanted < last), shortlist + index - 1, column)
         nll = linear_cross_entropy(*self._bin(0, flat), column)  # (B*P,)
         for index, (first, last) in enumerate(self.bins[1:], start=1):
-            places = ((wanted >= first) & (wanted < last)).nonzero().squeeze(1)
+            places = ((wanted >= first) & (wanted < last)).nonzero().squeeze(1)  # (n,)
             nll = nll.index_add(
                 0, places, linear_cross_entropy(*self._bin(index, flat[places]), wanted[places] - first)
             )

@@ -357,7 +357,9 @@ class LanguageModel(nn.Module):
         )
         segments = None
         if segment_ids is not None and hasattr(self, "segment"):
-            of_rows = segment_ids if slots is None else torch.cat([segment_ids, segment_ids.gather(1, slots)], dim=1)
+            of_rows = (
+                segment_ids if slots is None else torch.cat([segment_ids, segment_ids.gather(1, slots)], dim=1)
+            )  # (B, R)
             of_memory = segment_ids.new_zeros(order.shape[0], memory.mem_len)  # memory counts as part 0
             segments = of_rows, torch.cat([of_memory, segment_ids], dim=1)  # (B, R), (B, K)
         dtype, _ = self._wide()
@@ -373,7 +375,7 @@ class LanguageModel(nn.Module):
         selected = predict
         if stream == "query":
             selected = seq_len + torch.arange(predict.shape[1], device=predict.device).expand_as(predict)
-        parts = None if segments is None else (segments[0].gather(1, selected), segments[1])
+        parts = None if segments is None else (segments[0].gather(1, selected), segments[1])  # (B, P), (B, K)
         return every, view(visibility.of_rows(selected), num_content=0, parts=parts), selected
 
 

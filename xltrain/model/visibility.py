@@ -29,6 +29,7 @@ class Visibility:
     row_document, key_document: (B, R) and (B, K), or None where documents are not kept apart.
     row_position: (B, R) place in the segment, 0..T-1.
     window: a row sees only keys less than this far behind it; 0: no such limit.
+    mem_len: M.
     """
 
     limit: Tensor

@@ -120,7 +120,7 @@ class Permutation:
             )
             chosen.append((predict + begin, used))
             begin += size
-        return torch.cat([one for one, _ in chosen], dim=1), torch.cat([one for _, one in chosen], dim=1)
+        return torch.cat([one for one, _ in chosen], dim=1), torch.cat([one for _, one in chosen], dim=1)  # (B, P) each
 
     def _parts(self, seq_len: int) -> list[int]:
         return [self.reuse_len, seq_len - self.reuse_len] if self.reuse_len else [seq_len]

@@ -50,13 +50,15 @@ def _columns(segment: Segment) -> tuple[Tensor, Tensor]:
     """Which places are in a target, and which stand before one that is: (B, T) bool each."""
     assert segment.segment_ids is not None
     in_target = segment.segment_ids == 1  # (B, T)
-    return in_target, torch.cat([in_target[:, 1:], in_target.new_zeros(in_target.shape[0], 1)], dim=1)
+    return in_target, torch.cat([in_target[:, 1:], in_target.new_zeros(in_target.shape[0], 1)], dim=1)  # (B, T)
 
 
 def _within(document: Tensor) -> Tensor:
     """(B, T) places that count from the first one of each document (B, T)."""
     places = torch.arange(document.shape[1], device=document.device).expand_as(document)  # (B, T)
-    same = torch.cat([document.new_zeros(document.shape[0], 1).bool(), document[:, 1:] == document[:, :-1]], dim=1)
+    same = torch.cat(
+        [document.new_zeros(document.shape[0], 1).bool(), document[:, 1:] == document[:, :-1]], dim=1
+    )  # (B, T)
     return places - places.masked_fill(same, 0).cummax(dim=1).values
 
 
@@ -64,4 +66,4 @@ def _drawn(segment: Segment, draw: Draw) -> tuple[Tensor, Tensor]:
     """The same of targets that reach from a drawn place to the row's end."""
     begin = 1 + (draw.uniform(1, purpose=_SPLIT) * (segment.length[:, None] - 1)).long()  # (B, 1)
     places = torch.arange(segment.tokens.shape[1], device=begin.device)  # (T,)
-    return places >= begin, places + 1 >= begin
+    return places >= begin, places + 1 >= begin  # (B, T) each

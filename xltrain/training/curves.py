@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from xltrain.errors import UsageError
+from xltrain.pictures import check_picture, new_figure
 from xltrain.training.metrics import read_metrics
 
 # Okabe and Ito 2008: apart for every kind of colour vision; without their yellow, which is faint on white.
@@ -37,8 +38,7 @@ def plot(runs: Sequence[Path], output: Path) -> None:
     Raises:
         UsageError: where a run has no metrics, or the file cannot be one.
     """
-    if output.suffix.lower() != ".png" or not output.parent.is_dir():
-        raise UsageError(f"--output: {output} must be a .png file in a folder that exists")
+    check_picture(output, "--output")
     _draw([_read(run, name) for run, name in zip(runs, _names(runs), strict=True)], output)
 
 
@@ -94,11 +94,7 @@ PANELS = (
 
 
 def _draw(runs: Sequence[Curves], output: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(13, 7)
     grid = figure.subplots(2, 3)
     for axes, panel in zip(grid.flat, PANELS, strict=False):
         for number, run in enumerate(runs):
