@@ -1,7 +1,7 @@
 """``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from xltrain.objectives.plan import Plan
 from xltrain.pictures import check_picture
 from xltrain.training.build import build_model, build_objective, count_parameters
 from xltrain.training.checkpoint import NAMES, find_checkpoint
-from xltrain.training.dealing import deal
+from xltrain.training.dealing import Counts, deal
 from xltrain.training.dry_run import assumed_vocabulary
 from xltrain.training.optimizer import matrices
 
@@ -88,17 +88,12 @@ def inspect(
 def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int) -> dict[str, Any]:
     """Counts of an optimizer step of all processes, and bytes in each; the model may be on the meta device."""
     segments, rows = config.segments, config.training.rows
-    total = deal(config.training, processes).total
+    counts = Counts.of(config, deal(config.training, processes))
     parameters = count_parameters(model)
     return {
         "parameters": parameters,
         "parts": parts(model),
-        "rows_per_update": total,
-        "tokens_per_step": total * segments.seq_len,
-        "targets_per_step": None
-        if config.objective.name == "seq2seq"  # as many as the text has
-        else total * config.objective.targets_per_segment(segments.seq_len),
-        "effective_context": config.model.num_layers * segments.mem_len,
+        **asdict(counts),
         "weight_bytes": parameters * FP32,
         "optimizer_bytes": optimizer_bytes(config.optimizer, model),
         "memory_bytes": config.model.num_layers * rows * segments.mem_len * config.model.d_model * FP32,

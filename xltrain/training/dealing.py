@@ -6,6 +6,7 @@ is continued keeps its rows, whatever the number of processes: what a row reads 
 
 from dataclasses import dataclass
 
+from xltrain.config.schema import Config
 from xltrain.config.training import TrainingConfig
 from xltrain.errors import UsageError
 
@@ -36,6 +37,30 @@ class Deal:
 def deal(config: TrainingConfig, processes: int) -> Deal:
     """The rows of a new run: ``training.batch_size x accumulate`` for each process."""
     return Deal(rows=config.rows, processes=processes, pieces=config.accumulate)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a configuration amounts to with so many processes; targets are None where the text says how many.
+
+    effective_context: tokens back, over all layers.
+    """
+
+    rows_per_update: int
+    tokens_per_step: int
+    targets_per_step: int | None
+    effective_context: int
+
+    @classmethod
+    def of(cls, config: Config, dealt: Deal) -> "Counts":
+        segments, rows = config.segments, dealt.total
+        drawn = config.objective.name == "seq2seq"
+        return cls(
+            rows_per_update=rows,
+            tokens_per_step=rows * segments.seq_len,
+            targets_per_step=None if drawn else rows * config.objective.targets_per_segment(segments.seq_len),
+            effective_context=config.model.num_layers * segments.mem_len,
+        )
 
 
 def deal_again(config: TrainingConfig, processes: int, *, total: int, rows_before: int) -> Deal:

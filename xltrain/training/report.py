@@ -10,7 +10,7 @@ from xltrain.config.schema import Config
 from xltrain.distributed import Place
 from xltrain.model.backends import choose_backend
 from xltrain.training.curves import plot_run
-from xltrain.training.dealing import Deal
+from xltrain.training.dealing import Counts, Deal
 from xltrain.training.flops import Work
 from xltrain.training.guard import Skips
 from xltrain.training.metrics import MetricsFile, TensorBoard
@@ -18,19 +18,16 @@ from xltrain.training.metrics import MetricsFile, TensorBoard
 
 def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
     """What a configuration amounts to with so many processes."""
-    segments, rows = config.segments, dealt.total
-    at_once = dealt.rows // dealt.pieces
-    predicted = f"{rows * config.objective.targets_per_segment(segments.seq_len):,} are"
-    if config.objective.name == "seq2seq":
-        predicted = "those of the target part are"
-    effective = config.model.num_layers * segments.mem_len
+    counts, at_once = Counts.of(config, dealt), dealt.rows // dealt.pieces
+    rows, targets = counts.rows_per_update, counts.targets_per_step
+    predicted = "those of the target part are" if targets is None else f"{targets:,} are"
     return [
         f"parameters          {parameters:,}",
         f"rows per update     {rows:,} (rows per process {at_once:,} x accumulation {dealt.pieces:,} x processes "
         f"{dealt.processes:,})",
-        f"tokens per update   {rows * segments.seq_len:,} ({rows} rows x seq_len {segments.seq_len}), "
+        f"tokens per update   {counts.tokens_per_step:,} ({rows} rows x seq_len {config.segments.seq_len}), "
         f"of which {predicted} predicted",
-        f"effective context   {effective:,} tokens back ({config.model.num_layers} layers x mem_len)",
+        f"effective context   {counts.effective_context:,} tokens back ({config.model.num_layers} layers x mem_len)",
     ]
 
 
