@@ -100,7 +100,7 @@ def saving(folder: Path, *, turns: int, steps: int = 6) -> tuple[float, float]:
     place = Place(device=torch.device("cpu"))
     run = Run.build(config, place, prepare(config).store, None)
     run.model.train()
-    saver = Saver(Path(config.run.folder), place, keep=1)
+    saver = Saver(Path(config.run.folder), place, keep=1, keep_best=True)
 
     def turn(*, save: bool) -> float:
         begin = time.perf_counter()

@@ -149,6 +149,13 @@ def test_reading_a_configuration_loads_no_torch():
     assert done.stdout.strip() == "False"
 
 
+def test_what_trains_and_reads_models_loads_no_compiler():
+    """It takes a second, for nothing unless ``training.compile`` is set."""
+    program = "import sys, xltrain.training.loop; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_help_answers_in_under_half_a_second():
     def used() -> float:  # processor time: other work on the machine counts for little
         found = resource.getrusage(resource.RUSAGE_CHILDREN)

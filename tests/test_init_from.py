@@ -47,6 +47,17 @@ def test_the_first_step_reads_the_weights_that_were_left(
     assert config.objective.name == "causal"
 
 
+def test_a_run_that_moves_on_meanwhile_gives_the_weights_that_were_looked_at(
+    run: Path, corpus: corpora.Corpus, cli: Cli, tmp_path: Path
+) -> None:
+    (run / "latest").write_text("checkpoints/step-4\n")  # as it was before step-6 came
+    outcome = cli("pretrain", written(tmp_path, corpus, run))
+    assert f"starting from the weights of {run / 'checkpoints' / 'step-4'}" in outcome.err
+    after = newest_checkpoint(tmp_path / "more")
+    assert after is not None
+    assert after.config().run.init_from == str(run / "checkpoints" / "step-4")
+
+
 def test_a_resumed_run_needs_no_weights_of_its_origin_but_its_tokenizer(
     run: Path, corpus: corpora.Corpus, cli: Cli, tmp_path: Path
 ) -> None:

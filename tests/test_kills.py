@@ -18,6 +18,7 @@ from test_processes import config_file
 
 from xltrain.training import loop
 from xltrain.training.checkpoint import damage, find_checkpoint, list_checkpoints, newest_checkpoint
+from xltrain.training.live import Run
 
 
 def wait_for(condition: Any, process: Any, seconds: float = 60.0) -> bool:
@@ -174,3 +175,33 @@ def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch:
     settings = ["--set", f"run.output_dir={only}", "--set", "checkpoint.keep_best=false"]
     assert run_command("pretrain", config, *settings).status == 0
     assert [folder.name for folder in list_checkpoints(only)] == ["step-14"]
+    together = [*settings, "--set", "checkpoint.every=3", "--overwrite"]
+    assert run_command("pretrain", config, *together).status == 0
+    assert [folder.name for folder in list_checkpoints(only)] == ["step-14"]
+    assert not (only / "best").exists()
+
+
+def test_a_folder_in_which_a_run_is_still_at_work_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is being stopped still saves its state, which would otherwise be found in the folder of the next."""
+    arguments = [
+        "pretrain",
+        config_file(tmp_path, training__max_steps=4),
+        "--set",
+        f"run.output_dir={tmp_path / 'run'}",
+    ]
+    original, seconds = Run.step, []
+
+    def stepping(self: Run) -> Any:
+        if self.progress.step == 2:
+            seconds.append(run_command(*arguments, "--overwrite"))
+        return original(self)
+
+    monkeypatch.setattr(Run, "step", stepping)
+    assert run_command(*arguments).status == 0
+    assert "run: a run is at work there; wait until it has ended" in seconds[0].sentence(status=2)
+    assert newest_name(tmp_path / "run") == 4
+    assert not (tmp_path / "run" / ".lock").exists()
+    monkeypatch.undo()
+    assert run_command(*arguments, "--overwrite").status == 0

@@ -1,7 +1,9 @@
 """Interrupted equals uninterrupted, to the last digit (CPU, fp32, one thread)."""
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -23,9 +25,11 @@ from xltrain.data.prepare import prepare
 from xltrain.distributed import Place
 from xltrain.errors import Stopped, UsageError
 from xltrain.model.transformer import LanguageModel
+from xltrain.training import loop
 from xltrain.training.checkpoint import find_checkpoint, list_checkpoints, mark_complete, newest_checkpoint
 from xltrain.training.live import Run
 from xltrain.training.loop import pretrain
+from xltrain.training.metrics import MetricsFile, read_metrics
 from xltrain.training.tensors import shapes
 
 
@@ -189,6 +193,47 @@ def test_interruptions_at_any_forward_change_nothing(
     assert (folder / "best").read_text() == (straight / "best").read_text()
 
 
+def interrupt_in_validation(config: Config) -> None:
+    """Train as configured, or go on, until SIGTERM comes in the next validation."""
+    original = loop.evaluate
+
+    def evaluating(*arguments: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return original(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "evaluate", evaluating)
+        with pytest.raises(Stopped):
+            pretrain(config, resume=True)
+    assert find_checkpoint(Path(config.run.folder)).progress().validation_owed
+
+
+def test_a_validation_that_is_done_again_leaves_its_checkpoint_the_best(text: Path, tmp_path: Path) -> None:
+    config = with_validations(text, tmp_path)
+    interrupt_in_validation(config)
+    interrupt_after(config, 16, resume=True)
+    at = find_checkpoint(tmp_path / "best").progress()
+    assert (at.step, at.best_step, at.validation_owed) == (15, 15, False)
+
+
+def test_a_last_validation_that_is_done_again_is_done_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it finds no lower loss than before."""
+    original = loop._together
+    monkeypatch.setattr(
+        loop, "_together", lambda mine, run: replace(original(mine, run), nll=float(run.progress.step), targets=1)
+    )
+    config = config_of(text, tmp_path, steps=4, evaluation__every=3)
+    interrupt_after(config, 3)
+    interrupt_in_validation(config)
+    for _ in range(2):
+        pretrain(config, resume=True)
+    assert [line["step"] for line in everything(tmp_path) if "validation_loss" in line] == [3, 4]
+    assert not find_checkpoint(tmp_path).progress().validation_owed
+    assert (tmp_path / "best").read_text() == "checkpoints/step-3\n"
+
+
 def test_the_stops_above_fall_into_training_validation_and_every_epoch(straight: Path) -> None:
     steps = [line["step"] for line in everything(straight) if "validation_loss" in line]
     assert steps == [15, 30, 40]
@@ -346,3 +391,30 @@ def test_any_length_of_memory_fills_as_the_text_is_read(
         assert run.step().loss.isfinite()
         assert run.memory.length.tolist() == [expected] * 4
         assert run.memory.states.shape[2] == mem_len
+
+
+def test_a_full_disk_while_the_lines_of_steps_to_come_are_dropped_loses_none(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            MetricsFile(path, from_step=1)
+    assert [line["step"] for line in read_metrics(path)] == [1, 2]
+    assert list(tmp_path.iterdir()) == [path]
+    MetricsFile(path, from_step=1)
+    assert [line["step"] for line in read_metrics(path)] == [1]
+
+
+def full(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_validation_text_without_targets_is_refused_before_the_first_step(text: Path, tmp_path: Path) -> None:
+    valid = tmp_path / "valid.txt"
+    valid.write_text("lo\n")
+    changes = {"objective__name": "causal", "tokenizer__kind": "word", "tokenizer__eos": False}
+    config = config_of(text, tmp_path / "run", steps=2, corpus__validation=[str(valid)], **changes)
+    with pytest.raises(UsageError, match=r"corpus\.validation: in this text of 1 token\(s\) nothing is predicted"):
+        pretrain(config)
+    assert not (tmp_path / "run").exists()

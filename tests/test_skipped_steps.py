@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import XltrainError
 from xltrain.model.transformer import LanguageModel
-from xltrain.training.checkpoint import newest_checkpoint
+from xltrain.training import loop
+from xltrain.training.checkpoint import list_checkpoints, newest_checkpoint
 from xltrain.training.guard import PATIENCE, WINDOW, Guard
 from xltrain.training.live import Run
 from xltrain.training.loop import pretrain
@@ -142,6 +144,27 @@ def test_a_checkpoint_that_falls_on_a_bad_step_is_made_after_the_next_good_one(
     poison(monkeypatch, 4, 5)
     pretrain(config_of(text, tmp_path, steps=9, checkpoint__every=4))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-6", "step-8", "step-9"]
+
+
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_the_best_validation_is_saved_even_where_it_falls_on_a_bad_step(
+    text: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep_best: bool,
+) -> None:
+    measured = {3: 3.0, 6: 2.0, 7: 4.0}
+    original = loop._together
+    monkeypatch.setattr(
+        loop, "_together", lambda mine, run: replace(original(mine, run), nll=measured[run.progress.step], targets=1)
+    )
+    poison(monkeypatch, 6)
+    changes = {"evaluation__every": 3, "checkpoint__every": 0, "checkpoint__keep_best": keep_best}
+    pretrain(config_of(text, tmp_path, steps=7, **changes))
+    assert {folder.name for folder in list_checkpoints(tmp_path)} == (
+        {"step-3", "step-6", "step-7"} if keep_best else {"step-7"}
+    )
+    assert not keep_best or (tmp_path / "best").read_text() == "checkpoints/step-6\n"
 
 
 def test_a_run_that_diverges_ends_with_its_last_good_checkpoint_named(

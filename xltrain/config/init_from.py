@@ -27,12 +27,18 @@ CUTS = ("kind", "vocab_size", "eos", "lower", "quotes", "strip_accents", "split_
 
 KEY = "run.init_from"
 
+NAMES = ("latest", "best")
+"""Files of a run that name one of its checkpoints."""
+
+MARK = "complete.json"
+"""The file of a checkpoint that says that it is whole."""
+
 
 def checkpoint_folder(path: Path) -> Path | None:
     """The checkpoint that a path names: itself, the newest one of a run's folder, or RUN/best."""
-    if path.name in ("latest", "best") and path.is_file():
+    if path.name in NAMES and path.is_file():
         path = path.parent / path.read_text(encoding="utf-8").strip()
-    if (path / "complete.json").is_file():
+    if (path / MARK).is_file():
         return path
     try:
         return path / (path / "latest").read_text(encoding="utf-8").strip()

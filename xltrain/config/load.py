@@ -139,6 +139,7 @@ def _init_from(data: dict[str, Any]) -> tuple[tuple[Config, Path] | None, list[P
     if output.resolve() == path.resolve() or output.resolve() / "checkpoints" in path.resolve().parents:
         problems.append((init_from.KEY, f"{given} lies in this run's own folder; choose another run.output_dir"))
     origin = load_config(folder / "config.yaml", resolved=True)
+    run["init_from"] = str(folder)  # the weights are those of the same checkpoint, whatever the run does meanwhile
     return (origin, folder), problems + init_from.take_over(data, origin, folder)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xltrain.config.init_from import NAMES
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
 from xltrain.config.training import OptimizerConfig
@@ -20,7 +21,7 @@ from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Plan
 from xltrain.pictures import check_picture
 from xltrain.training.build import build_model, build_objective, count_parameters
-from xltrain.training.checkpoint import NAMES, find_checkpoint
+from xltrain.training.checkpoint import find_checkpoint
 from xltrain.training.dealing import Counts, deal
 from xltrain.training.dry_run import assumed_vocabulary
 from xltrain.training.optimizer import matrices

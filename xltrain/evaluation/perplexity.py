@@ -196,6 +196,18 @@ def evaluate(
     )
 
 
+def has_targets(
+    model: nn.Module, objective: Objective, split: Split, protocol: Protocol, *, seed: int, device: torch.device
+) -> bool:
+    """Whether ``evaluate`` would find anything to score; it looks no further than the first target."""
+    for segment, number, scored in _passes(model, split, protocol):
+        draw = Draw(seed=seed, step=EVALUATION_STEP, rows=number.to(device))
+        wanted = _scored_targets(objective.plan(segment.to(device), draw), scored.to(device))  # (B, P)
+        if (wanted != IGNORE).any():
+            return True
+    return False
+
+
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:
     which, parts = protocol.part
     whole = replace(protocol, batch_size=protocol.batch_size * parts)

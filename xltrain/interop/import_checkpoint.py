@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from xltrain import console
-from xltrain.config.init_from import TOKENIZER_FILES
+from xltrain.config.init_from import MARK, TOKENIZER_FILES
 from xltrain.config.load import dump_config, validate
 from xltrain.config.schema import Config
 from xltrain.data.tokenizer import SentencePieceTokenizer, Tokenizer
@@ -25,7 +25,7 @@ from xltrain.interop import own, readers
 from xltrain.interop.folder import check_output, replacing
 from xltrain.interop.imported import Imported, listed, read_json
 from xltrain.training.build import build_model, count_parameters
-from xltrain.training.checkpoint import MARK, load_weights, mark_complete
+from xltrain.training.checkpoint import load_weights, mark_complete
 
 ABOUT = "imported.json"
 """Says where an imported checkpoint comes from."""

@@ -19,6 +19,9 @@ AT_ONCE = 2**24
 WHOLE = 4 * AT_ONCE
 """Up to so many logits all are held from forward to backward: it costs memory, but the product is not done twice."""
 
+uncompiled = torch._disable_dynamo
+"""``torch.compiler.disable``, but it loads the compiler, which takes a second, only when the function is called."""
+
 
 def wide(logits: Tensor) -> Tensor:
     """fp32 at least: sums of exponentials over a vocabulary need it."""
@@ -43,7 +46,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: 
     return functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
 
 
-@torch.compiler.disable  # a compiler may reorder chunks, and then holds several
+@uncompiled  # a compiler may reorder chunks, and then holds several
 def _in_chunks(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

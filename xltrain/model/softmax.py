@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from xltrain.model.cross_entropy import linear_cross_entropy, wide
+from xltrain.model.cross_entropy import linear_cross_entropy, uncompiled, wide
 from xltrain.model.embedding import AdaptiveEmbedding, bins
 
 
@@ -100,7 +100,7 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(within + head[:, shortlist + index - 1, None])
         return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)  # (..., V)
 
-    @torch.compiler.disable  # how many rows a bin gets is in the data
+    @uncompiled  # how many rows a bin gets is in the data
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """As :meth:`Softmax.forward`; losses stay in the order of the targets.
 

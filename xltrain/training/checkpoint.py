@@ -9,7 +9,6 @@ mark, so a save that was cut short or damaged later is found out, named, and pas
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from xltrain import console
+from xltrain.config.init_from import MARK, NAMES
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
 from xltrain.data.files import digest
@@ -31,14 +31,11 @@ from xltrain.errors import UsageError
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import build_model
+from xltrain.training.disk import sync, write_atomically
 from xltrain.training.tensors import fill, shapes
 
-MARK = "complete.json"
 REPLACED = "saving-instead-of-"
 """Before the name of a checkpoint while another of the same step takes its place."""
-
-NAMES = ("latest", "best")
-"""Files of a run that name one of its checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -183,29 +180,6 @@ def mark_complete(folder: Path, files: Mapping[str, Any] | None = None) -> None:
     if files is None:
         files = {path.name: settled(path) for path in sorted(folder.iterdir())}
     write_atomically(folder / MARK, json.dumps(files, indent=2))
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content, or leave it as it was."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def list_checkpoints(run: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from xltrain.data.prepare import prepare
 from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
-from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate
+from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, has_targets
 from xltrain.training.build import autocast, count_parameters
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal
@@ -27,7 +28,7 @@ from xltrain.training.live import Run
 from xltrain.training.optimizer import set_lr
 from xltrain.training.parallel import put_away
 from xltrain.training.report import Reporter, start_lines
-from xltrain.training.run import open_run, start_files
+from xltrain.training.run import alone, open_run, start_files
 from xltrain.training.saving import Saver
 from xltrain.training.signals import Stop, stop_signals
 
@@ -50,12 +51,13 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
     start = Start.of(peers.from_first("start", lambda: _prepare(config, peers, resume=resume, overwrite=overwrite)))
     torch.backends.cuda.matmul.allow_tf32 = config.training.tf32
     place = join(peers, config.training.device)
+    held = ExitStack()
     try:
         run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
         if run.progress.step >= config.training.max_steps and not run.progress.validation_owed:
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
-        folder = Path(peers.from_first("files", lambda: str(start_files(config, start.checkpoint))))
+        folder = Path(peers.from_first("files", lambda: _ready(run, start, held)))
         work = Work.of(config, vocab_size=run.tokenizer.vocab_size, place=place)
         _introduce(run, start, work)
         with explained(config):
@@ -67,6 +69,7 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
             raise XltrainError("another process of this run has ended, see its message; --resume continues") from error
         raise
     finally:
+        held.close()
         disconnect()
     return folder
 
@@ -117,6 +120,13 @@ def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> 
     }
 
 
+def _ready(run: Run, start: Start, held: ExitStack) -> str:
+    """The run's folder, once nothing speaks against training; ``held`` keeps others out of it until it is closed."""
+    _require_targets(run)
+    held.enter_context(alone(Path(run.config.run.folder)))
+    return str(start_files(run.config, start.checkpoint))
+
+
 def _introduce(run: Run, start: Start, work: Work) -> None:
     for line in start_lines(
         run.config,
@@ -143,7 +153,7 @@ def _train(run: Run, folder: Path, work: Work) -> None:
         work=work,
         skipped=run.progress.skipped,
     )
-    saver = Saver(folder, run.place, keep=run.config.checkpoint.keep)
+    saver = Saver(folder, run.place, keep=run.config.checkpoint.keep, keep_best=run.config.checkpoint.keep_best)
     try:
         with stop_signals(launched=run.place.world_size > 1) as stop:
             signal_number = _steps(run, reporter, saver, stop)
@@ -174,7 +184,8 @@ def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
     run.model.train()
     signal_number = 0
     if run.progress.validation_owed:
-        owed = validate()
+        validate()
+        saver.save(run.state())  # instead of the checkpoint of this step, which does not know the result
     while run.progress.step < last and not (signal_number := asked(stop.signal_number)):
         begin = time.perf_counter()
         lr = run.lr(run.progress.step + 1)
@@ -197,11 +208,11 @@ def _steps(run: Run, reporter: Reporter, saver: Saver, stop: Stop) -> int:
             )
             tokens_at_line = run.progress.tokens_seen
         aside = time.perf_counter()
-        if _due(step, config.evaluation.every, last):
-            owed = validate() or owed
-        owed = owed or _due(step, config.checkpoint.every, last)
+        improved = _due(step, config.evaluation.every, last) and validate()
+        owed = owed or improved or _due(step, config.checkpoint.every, last)
         run.spend(trained, time.perf_counter() - begin)
-        if owed and (step == last or not stats.skipped):  # what is left after a bad step may not be worth keeping
+        # What is left after a bad step may not be worth keeping, unless a validation has just found it the best.
+        if owed and (step == last or improved or not stats.skipped):
             saver.save(run.state())
             saved, owed = step, False
         saver.look()
@@ -218,17 +229,9 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
     if split is None:
         return False
     run.progress = replace(run.progress, validation_owed=True)
-    protocol = Protocol(
-        "pairs" if config.two_columns else "stream",
-        config.segments.seq_len,
-        config.segments.mem_len,
-        config.evaluation.batch_size,
-        advance=config.segments.reuse_len or None,
-        part=(place.rank, place.world_size),
-    )
+    protocol = _protocol(config, part=(place.rank, place.world_size))
     try:
-        # Compiled code is for the fixed shapes of training; what validation remembers sits in ever other places.
-        with torch.compiler.set_stance("force_eager"):
+        with _uncompiled(config):
             mine = evaluate(
                 run.model,
                 run.objective,
@@ -254,6 +257,40 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
     if improved:
         run.progress = replace(run.progress, best_loss=loss, best_step=step)
     return improved
+
+
+def _protocol(config: Config, *, part: tuple[int, int] = (0, 1)) -> Protocol:
+    return Protocol(
+        "pairs" if config.two_columns else "stream",
+        config.segments.seq_len,
+        config.segments.mem_len,
+        config.evaluation.batch_size,
+        advance=config.segments.reuse_len or None,
+        part=part,
+    )
+
+
+def _uncompiled(config: Config) -> AbstractContextManager[Any]:
+    """Compiled code is for the fixed shapes of training; what validation remembers sits in ever other places."""
+    return torch.compiler.set_stance("force_eager") if config.training.compile else nullcontext()
+
+
+def _require_targets(run: Run) -> None:
+    """Refuse a validation text that has no loss.
+
+    Raises:
+        UsageError
+    """
+    config, split, device = run.config, run.validation, run.place.device
+    if split is None or has_targets(
+        run.model, run.objective, split, _protocol(config), seed=config.run.seed, device=device
+    ):
+        return
+    cut = f", cut to evaluation.max_tokens {config.evaluation.max_tokens:,}," if config.evaluation.max_tokens else ""
+    raise UsageError(
+        f"corpus.validation: in this text{cut} of {split.num_tokens:,} token(s) nothing is predicted; "
+        "give a longer one, or leave the key out"
+    )
 
 
 def _together(mine: Result, run: Run) -> Result:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from xltrain.training.disk import write_atomically
+
 
 class MetricsFile:
     """Appends lines; a resumed run first drops the lines of steps that it will do again."""
@@ -12,7 +14,7 @@ class MetricsFile:
         self.path = path
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= from_step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            write_atomically(path, "".join(line + "\n" for line in kept))
 
     def write(self, **values: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:

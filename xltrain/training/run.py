@@ -2,22 +2,25 @@
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xltrain import console
+from xltrain.config.init_from import NAMES
 from xltrain.config.load import dump_config
 from xltrain.config.schema import Config
+from xltrain.data.locks import locked_if_free
 from xltrain.errors import UsageError
 from xltrain.training.checkpoint import (
-    NAMES,
     Checkpoint,
     list_checkpoints,
     newest_checkpoint,
     put_back,
     set_aside,
-    write_atomically,
 )
 from xltrain.training.dealing import Deal, deal, deal_again
+from xltrain.training.disk import write_atomically
 from xltrain.training.schedule import configured_lr
 
 MAY_CHANGE = {
@@ -103,6 +106,23 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
 
 def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").exists() or bool(list_checkpoints(folder))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; one that is being stopped still saves its state there.
+
+    Raises:
+        UsageError: if one is at work there.
+    """
+    lock = folder / ".lock"
+    with locked_if_free(lock) as free:
+        if not free:
+            raise UsageError(f"{folder}: a run is at work there; wait until it has ended, or choose another folder")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:

@@ -32,9 +32,8 @@ from xltrain.training.checkpoint import (
     list_checkpoints,
     mark_complete,
     settled,
-    sync,
-    write_atomically,
 )
+from xltrain.training.disk import sync, write_atomically
 from xltrain.training.parallel import is_share
 from xltrain.training.tensors import begin_shards, finish_shards, shards_of, write_whole
 
@@ -62,11 +61,12 @@ class Saver:
     Args:
         run: the run's folder.
         place: of this process; all processes save together.
-        keep: number of checkpoints kept, besides the best one.
+        keep: number of checkpoints kept.
+        keep_best: whether the best one stays besides, and ``best`` names it.
     """
 
-    def __init__(self, run: Path, place: Place, *, keep: int) -> None:
-        self.run, self.place, self.keep = run, place, keep
+    def __init__(self, run: Path, place: Place, *, keep: int, keep_best: bool) -> None:
+        self.run, self.place, self.keep, self.keep_best = run, place, keep, keep_best
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self._pending: Future[None] | None = None
         self._closing = threading.Event()
@@ -147,7 +147,7 @@ class Saver:
         except Exception as error:  # of the disk, of safetensors, of another process's shards: all mean the same
             if peers.first:
                 shutil.rmtree(building, ignore_errors=True)
-            elif shards is not None and isinstance(shards.exception(), BaseException):  # all have failed, one tells
+            elif shards is not None and shards.exception() is not None:  # all have failed, one tells
                 raise FailedElsewhere(XltrainError.exit_code) from error
             else:
                 peers.leave(f"saved/{count}/{peers.rank}", {"failed": XltrainError.exit_code})
@@ -169,11 +169,13 @@ class Saver:
         sync(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
         write_atomically(self.run / "latest", f"checkpoints/{folder.name}\n")
-        if progress.best_step == progress.step:
+        if not self.keep_best:
+            (self.run / "best").unlink(missing_ok=True)  # of a run that was continued; it would soon name nothing
+        elif progress.best_step == progress.step:
             write_atomically(self.run / "best", f"checkpoints/{folder.name}\n")
         best = folder.with_name(f"step-{progress.best_step}")
         for path in list_checkpoints(self.run)[self.keep :]:
-            if path != best:
+            if path != best or not self.keep_best:
                 shutil.rmtree(path, ignore_errors=True)
 
 
