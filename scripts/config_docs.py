@@ -28,8 +28,9 @@ line as well, as often as needed, and the last one counts:
     xltrain pretrain run.yaml --set optimizer.lr=5e-4 --set corpus.train='[a.txt, b/*.txt]'
 
 `xltrain pretrain run.yaml --dry-run` prints every key with its final value, the number of parameters, the tokens per
-update and the effective context, and stops. An unknown key is refused, and the nearest valid one named; all mistakes
-of a file are listed at once.
+update and the effective context, and stops. An unknown key is refused, and the nearest valid one named. All
+unknown keys and values that are not allowed are listed at once. Whether the keys of a section fit together is told as
+soon as each of its values is allowed by itself, and whether sections fit together as soon as all are.
 
 YAML is read as people write it: `1e-4` is a number, `010` is ten, and `1:30` is no number. `yes`, `no`, `on`, `off`
 are true and false. Underscores in numbers are ignored: `1_000_000`. Paths start at the working directory, and `~` is

@@ -98,8 +98,15 @@ def test_what_means_nothing_for_a_key_is_refused_by_that_key(tmp_path: Path, sec
 
 
 def test_a_bad_value_is_shown_with_what_is_allowed(tmp_path: Path):
-    assert refusal(tmp_path, TEXT + "training: {max_steps: 1:30}").endswith("written like 1000 or 1e-4")
+    assert refusal(tmp_path, TEXT + "training: {max_steps: 1:30}").endswith(": give a whole number, written like 1000")
     assert "'1:30'" in refusal(tmp_path, TEXT + "training: {max_steps: 1:30}")
+    assert refusal(tmp_path, TEXT + "optimizer: {lr: fast}").endswith(": give a number, written like 0.5 or 1e-4")
+    for betas in ("0.9", "[0.9]", "[0.9, 0.99, 0.999]"):
+        assert refusal(tmp_path, TEXT + f"optimizer: {{betas: {betas}}}").endswith(", such as [0.9, 0.999]")
+    assert "[[0, 64, 3]] is" not in refusal(tmp_path, TEXT + "schedule: {seq_len_stages: [[0, 64, 3]]}")
+    assert "[0, 64, 3] is not allowed: give a list of two numbers" in refusal(
+        tmp_path, TEXT + "schedule: {seq_len_stages: [[0, 64, 3]]}"
+    )
     assert "choose auto, cpu, cuda or cuda:N" in refusal(tmp_path, TEXT + "training: {device: gpu}")
     assert "put it in quotes" in refusal(tmp_path, TEXT + "run: {name: 7}")
     assert "[a.txt, b.txt]" in refusal(tmp_path, "corpus: {train: 7}")
@@ -117,7 +124,16 @@ def test_a_bad_value_is_shown_with_what_is_allowed(tmp_path: Path):
         ("# nothing yet\n", "corpus.train: is missing"),
         ("run: {seed: 3}\n", "corpus.train: is missing"),
         ("corpus: {validation: [v.txt]}\n", "corpus.train: is missing"),
-        ("corpus: {train: [a.txt\n", "not valid YAML"),
+        (
+            "corpus: {train: [a.txt\nrun: {}\n",
+            "not valid YAML: line 2, column 4: expected ',' or ']', but got ':' "
+            "(while parsing a flow sequence that begins in line 1)",
+        ),
+        (
+            "corpus:\n\ttrain: [a.txt]\n",
+            "not valid YAML: line 2, column 1: found character '\\t' that cannot start any",
+        ),
+        ("corpus:\n\ttrain: [a.txt]\n", "; indent with spaces, not with tabs"),
         ("corpus: {train: [a.txt]}\nrun: !!int x\n", "not valid YAML"),
         ("corpus:\n  train: [a.txt]\n  train: [b.txt]\n", "'train' is given twice (line 3)"),
         ("corpus: {train: [a.txt]}\nrun: {}\nrun: {}\n", "'run' is given twice (line 3)"),
@@ -160,6 +176,7 @@ def test_merged_keys_may_be_replaced_but_not_given_twice():
         ("modle: {}", "modle: no such key; did you mean 'model'?"),
         ("model: {n_layers: 2}", "model.n_layers: no such key; did you mean 'num_layers'?"),
         ("model: {init: {sdt: 1}}", "model.init.sdt: no such key; did you mean 'std'?"),
+        ("model: {mem_len: 5}", "model.mem_len: no such key; did you mean 'segments.mem_len'?"),
         ("model: {lr: 1}", "model.lr: no such key; did you mean 'optimizer.lr'?"),
         ("warmup_steps: 5", "warmup_steps: no such key; did you mean 'schedule.warmup_steps'?"),
         ("logging: {zzzzz: 5}", "logging.zzzzz: no such key; allowed here: every, tensorboard"),
@@ -189,6 +206,12 @@ optimizer: {lr: fast}
         "schedule.nam",
         "training.device",
     ]
+
+
+def test_a_faulty_value_hides_no_fault_of_another_section(tmp_path: Path):
+    message = refusal(tmp_path, TEXT + "optimizer: {lr: fast}\nmodel: {d_model: 65, num_heads: 5}")
+    assert message.startswith("2 mistakes")
+    assert "model.d_model: 65 is odd" in message
 
 
 # --- faults that show only when keys are read together

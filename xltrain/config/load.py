@@ -217,14 +217,21 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
         field = owner.model_fields[location[-1]]
         return dotted, f"is missing ({' '.join((field.description or '').split()).rstrip('.')})"
     if detail["type"] == "missing":  # an entry of a list of fixed length
-        return ".".join([section, *location[:-1]]), f"{list(value)} is not allowed: it has too few entries"
+        return ".".join(
+            [section, *location[:-1]]
+        ), f"{list(value)} is not allowed: it has too few entries{_example(owner, location)}"
     if detail["type"] == "model_type":
         return dotted, f"{value!r} is not allowed; {_SECTION}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     hint = ""
-    if isinstance(value, str) and detail["type"].startswith(("int_", "float_")):
-        hint = ", written like 1000 or 1e-4"
+    if detail["type"] == "int_parsing":
+        message = "give a whole number, written like 1000"
+    elif detail["type"] == "float_parsing":
+        message = "give a number, written like 0.5 or 1e-4"
+    elif detail["type"] in ("tuple_type", "too_long"):
+        message = "give a list of two numbers"
+        hint = _example(owner, location)
     elif detail["type"].startswith("bool_"):
         hint = "; write true or false"
     elif detail["type"] == "string_type":
@@ -232,6 +239,13 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
     elif detail["type"] == "list_type":
         hint = ", such as [a.txt, b.txt]"
     return dotted, f"{value!r} is not allowed: {message}{hint}"
+
+
+def _example(owner: type[BaseModel], location: Sequence[str]) -> str:
+    """The default of the field at ``location``, or around it, where that is a list of numbers."""
+    named = [part for part in location if not part.isdigit()]
+    default = owner.model_fields[named[-1]].default
+    return f", such as {list(default)}" if isinstance(default, tuple) else ""
 
 
 def _untagged(location: Sequence[int | str]) -> list[int | str]:
@@ -264,9 +278,6 @@ def section_within(annotation: Any) -> type[BaseModel] | None:
 
 def _unknown(name: str, kind: type[BaseModel]) -> str:
     known = list(kind.model_fields)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f"no such key; did you mean '{near[0]}'?"
     elsewhere = [
         f"{section}.{name}"
         for section, field in Config.model_fields.items()
@@ -276,10 +287,22 @@ def _unknown(name: str, kind: type[BaseModel]) -> str:
     ]
     if elsewhere:
         return f"no such key; did you mean '{elsewhere[0]}'?"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"no such key; did you mean '{near[0]}'?"
     return f"no such key; allowed here: {', '.join(known)}"
 
 
 def _one_line(error: Exception) -> str:
+    """What is wrong with YAML, and where, without the lines that PyYAML draws."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        problem = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        if error.context and error.context_mark is not None:
+            problem += f" ({error.context} that begins in line {error.context_mark.line + 1})"
+        if "'\\t'" in problem:
+            problem += "; indent with spaces, not with tabs"
+        return problem
     return " ".join(str(error).replace('"<unicode string>", ', "").split())
 
 
