@@ -167,6 +167,18 @@ def test_no_other_setting_changes_the_name(tmp_path: Path, sections: dict[str, A
     assert mark(corpora.settings(train, tmp_path, **sections)) == mark(corpora.settings(train, tmp_path))
 
 
+def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Path, spiece: Path):
+    """A run that goes on is held to it: another validation text will do, another training text will not."""
+    found = []
+    for train, valid in (("a b c\n", "d\n"), ("a b c\n", "e\n"), ("a b d\n", "d\n")):
+        path, corpus = text(tmp_path / "t.txt", train), {"validation": [str(text(tmp_path / "v.txt", valid))]}
+        config = corpora.config_for(path, tmp_path, corpus=corpus, tokenizer={"path": str(spiece)})
+        store = prepare(config).store
+        assert store.training_fingerprint == fingerprints(config, corpus_sources(config))["training_fingerprint"]
+        found.append(store.training_fingerprint)
+    assert found[0] == found[1] != found[2]
+
+
 def test_one_byte_of_any_file_changes_the_name_and_its_path_does_not(tmp_path: Path):
     train, valid = text(tmp_path / "a.txt", "some text\n"), text(tmp_path / "v.txt", "more\n")
     data = characters(train, tmp_path, corpus={"validation": [str(valid)]})

@@ -210,7 +210,8 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
     """What names a store, and what a run depends on.
 
     ``fingerprint`` changes with any byte of the corpus or tokenizer and with any setting that changes an id, and with
-    nothing else; ``training`` is the same without validation and test, which a resumed run may have different.
+    nothing else; ``training_fingerprint`` is the same without validation and test, which a resumed run may have
+    different.
     """
     tokenizer = config.tokenizer.model_dump(mode="json")
     if config.tokenizer.path is not None:  # an existing tokenizer: its bytes matter, how one is trained does not
@@ -235,7 +236,7 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
     }
     return {
         "fingerprint": _mark(settings | {"files": marks}),
-        "training": _mark(settings | {"files": {"train": marks["train"]}}),
+        "training_fingerprint": _mark(settings | {"files": {"train": marks["train"]}}),
     }
 
 

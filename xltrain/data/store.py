@@ -15,7 +15,7 @@ from xltrain.data.order import num_blocks
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Store:
 
     @property
     def training_fingerprint(self) -> str:
-        return self.manifest["training"]
+        return self.manifest["training_fingerprint"]
 
     @property
     def vocab_size(self) -> int:
