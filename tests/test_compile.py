@@ -41,7 +41,8 @@ def run_of(text: Path, folder: Path, *, steps: int, compiled: bool, **changes: o
 
 
 @pytest.mark.parametrize(
-    ("objective", "accumulate", "backend"), [("permutation", 1, "eager"), ("causal", 2, "aot_eager")]
+    ("objective", "accumulate", "backend"),
+    [("permutation", 1, "eager"), pytest.param("causal", 2, "aot_eager", marks=pytest.mark.slow)],
 )
 def test_one_compilation_and_the_losses_of_eager_mode(
     text: Path,  # noqa: F811

@@ -11,6 +11,7 @@ import pytest
 
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
+from xltrain.training.run import MAY_CHANGE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -139,3 +140,21 @@ def test_the_dry_run_that_the_readme_suggests(cli: Callable[..., object]) -> Non
     outcome = cli("pretrain", ROOT / "configs" / "demo.yaml", "--dry-run")
     assert getattr(outcome, "status", None) == 0
     assert "parameters" in getattr(outcome, "out", "")
+
+
+def test_the_page_on_runs_tells_every_key_that_may_change() -> None:
+    """By its name, or by that of its whole section."""
+    page = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8")
+    passage = page[page.index("These may differ") : page.index("Anything else is refused")]
+    untold = [
+        key for key in sorted(MAY_CHANGE) if f"`{key}`" not in passage and f"`{key.split('.')[0]}`" not in passage
+    ]
+    assert untold == []
+    for part, keys in EXCEPT.items():
+        section = {f"{part}.{key}" for key in Config.model_fields[part].annotation.model_fields}
+        assert section - MAY_CHANGE == {f"{part}.{key}" for key in keys}
+        assert all(f"`{key}`" in passage for key in keys)
+
+
+EXCEPT = {"optimizer": ("name", "layer_decay"), "schedule": ("seq_len_stages",), "training": ()}
+"""Sections that the page says may differ but for these keys."""

@@ -94,13 +94,22 @@ def test_model_needs_only_torch():
             "data",
             ("xltrain.model", "xltrain.objectives", "xltrain.training", "xltrain.evaluation", "xltrain.interop"),
         ),
-        ("evaluation", ("xltrain.training.loop",)),
-        ("interop", ("xltrain.training.loop",)),
+        ("training", ("xltrain.interop", "xltrain.commands")),
+        ("evaluation", ("xltrain.training.loop", "xltrain.commands")),
+        ("interop", ("xltrain.training.loop", "xltrain.commands")),
     ],
 )
 def test_a_part_does_not_know(part: str, forbidden: tuple[str, ...]):
     assert (PACKAGE / part).is_dir()
     assert [(file, module) for file, module in imports_under(part) if within(module, *forbidden)] == []
+
+
+def test_training_and_evaluation_meet_in_perplexity_which_knows_no_training():
+    """Training validates by it, and the rest of evaluation reads what training has left."""
+    used = {module for _, module in imports_under("training") if within(module, "xltrain.evaluation")}
+    assert used == {"xltrain.evaluation.perplexity"}
+    knows = imports_of((PACKAGE / "evaluation" / "perplexity.py").read_text(encoding="utf-8"))
+    assert [module for module in knows if within(module, "xltrain.training", "xltrain.evaluation")] == []
 
 
 def test_only_the_command_line_knows_typer():

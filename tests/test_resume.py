@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
 from xltrain.data.prepare import prepare
+from xltrain.data.streams import Position, TrainingStream
 from xltrain.distributed import Place
 from xltrain.errors import Stopped, UsageError
 from xltrain.model.transformer import LanguageModel
@@ -100,8 +100,14 @@ def test_the_stop_falls_in_the_second_epoch(text: Path, tmp_path: Path) -> None:
     assert checkpoint.progress().position.segment > 0
 
 
-@pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
-@pytest.mark.parametrize(("accumulate", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "muon")])
+@pytest.mark.parametrize(
+    ("objective", "accumulate", "optimizer"),
+    [
+        *((objective, 1, "adamw") for objective in ("permutation", "causal", "masked", "seq2seq")),
+        ("permutation", 2, "adamw"),
+        ("causal", 1, "muon"),
+    ],
+)
 def test_forty_straight_equal_twenty_and_twenty(
     text: Path, tmp_path: Path, objective: str, accumulate: int, optimizer: str
 ) -> None:
@@ -154,7 +160,7 @@ def with_validations(text: Path, folder: Path) -> Config:
 
 
 @hypothesis.given(st.lists(st.integers(1, FORWARDS), min_size=1, max_size=3))
-@hypothesis.settings(max_examples=5)
+@hypothesis.settings(max_examples=3)
 @hypothesis.example([4, 1])
 @hypothesis.example([32, 2, 33])
 @hypothesis.example([FORWARDS - 3])
@@ -251,8 +257,10 @@ def test_time_is_counted_over_interruptions(text: Path, tmp_path: Path) -> None:
     assert after.elapsed > before.elapsed
 
 
-def test_a_late_step_is_reached_at_once(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing that was read before is read again: resuming at step 19,990 takes no longer than at step 2."""
+def test_a_late_step_is_reached_at_once(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was read before is read again: resuming at step 19,990 reads as much as at step 2."""
     config = config_of(text, tmp_path, steps=2)
     pretrain(config)
     done = tmp_path / "checkpoints" / "step-2"
@@ -262,9 +270,16 @@ def test_a_late_step_is_reached_at_once(text: Path, tmp_path: Path, capsys: pyte
     late = done.rename(done.with_name("step-19990"))
     (late / "complete.json").unlink()
     mark_complete(late)
-    begin = time.monotonic()
-    pretrain(config_of(text, tmp_path, steps=20_000), resume=True)
-    assert time.monotonic() - begin < 10
+    original, read = TrainingStream.read, []
+
+    def reading(self: TrainingStream, position: Position) -> Any:
+        read.append(position)
+        return original(self, position)
+
+    monkeypatch.setattr(TrainingStream, "read", reading)
+    pretrain(config_of(text, tmp_path, steps=20_000, training__num_workers=0), resume=True)
+    assert len(read) == 10
+    assert read[0] == Position(epoch=1_249, segment=7)
     assert "resuming at step 19,990" in capsys.readouterr().err
     assert max(losses(tmp_path)) == 20_000
 

@@ -1,8 +1,8 @@
 """Where this process stands among the processes of a run. The only place that reads the environment.
 
 A launcher (torchrun, or anything that sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and
-``MASTER_PORT``) starts the same command several times. :func:`find_peers` says which of them this is, before torch is
-even imported; :func:`join` chooses the device and connects them. A process that was started alone is a run of one.
+``MASTER_PORT``) starts the same command several times. :func:`find_peers` says which of them this is (without torch,
+for a process that was started alone, which is a run of one); :func:`join` chooses the device and connects them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The two ways a command can fail, and the exit status of each.
+"""The ways a command can fail, and the exit status of each.
 
 A user never sees a traceback for these (unless ``--debug``): the message is the whole report, so each one says
 what is wrong, where, what is allowed and what to do.

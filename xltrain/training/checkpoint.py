@@ -48,7 +48,7 @@ class Progress:
     processes: that the rows were dealt to.
     tokens_seen: tokens of all segments read.
     seconds: of training, over all interruptions.
-    elapsed: seconds in all, with validation, saving and what else the run did.
+    elapsed: seconds in all, with validation and logging; of saving only what the steps waited for before this one.
     loss_sum, loss_count: of the steps since the last logged one.
     skipped: steps left out until then.
     updater: state of what judges steps and scales losses (see :mod:`xltrain.training.update`).

@@ -104,23 +104,23 @@ class Run:
             restore_state(updater.optimizer, model, checkpoint)
             updater.load_state_dict(progress.updater)
         return cls(
-            config,
-            place,
-            dealt,
-            tokenizer,
-            store,
-            model,
-            network,
-            {
+            config=config,
+            place=place,
+            deal=dealt,
+            tokenizer=tokenizer,
+            store=store,
+            model=model,
+            network=network,
+            objectives={
                 length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=device)
                 for length in {segments.seq_len, *(length for _, length in config.schedule.seq_len_stages)}
             },
-            updater,
-            stream,
-            memory,
-            replace(progress, rows=dealt.total, processes=place.world_size),
-            _validation(config, store),
-            torch.tensor(progress.loss_sum, device=device),
+            updater=updater,
+            stream=stream,
+            memory=memory,
+            progress=replace(progress, rows=dealt.total, processes=place.world_size),
+            validation=_validation(config, store),
+            loss_sum=torch.tensor(progress.loss_sum, device=device),
         )
 
     @property

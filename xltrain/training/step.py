@@ -18,13 +18,11 @@ class StepStats:
     """What a step gave, as tensors on the device: reading them is what costs.
 
     loss: mean over the targets of all rows, in nats.
-    targets: their number.
     grad_norm: norm of the whole gradient before clipping.
     skipped: whether the weights stayed as they were (see :mod:`xltrain.training.guard`).
     """
 
     loss: Tensor
-    targets: Tensor
     grad_norm: Tensor
     skipped: Tensor
 
@@ -65,4 +63,4 @@ def train_step(
         after.append(memory.restarted(~nll.detach().isfinite().all(dim=1)))
     loss = total(loss)
     grad_norm, skipped = updater.step(model.parameters(), loss=loss)
-    return StepStats(loss=loss, targets=targets, grad_norm=grad_norm, skipped=skipped), after
+    return StepStats(loss=loss, grad_norm=grad_norm, skipped=skipped), after
