@@ -1,6 +1,7 @@
 """Sizes, and the signal report: what theory says about initialisation can be read off it."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_zero_scores_have_the_entropy_of_equal_weights() -> None:
 
 def test_gradients_are_there_for_every_layer() -> None:
     assert all(layer.gradient_norm > 0 for layer in report())
+
+
+def test_a_window_of_same_length_is_that_of_training() -> None:
+    config = config_of()
+    model = config.model.model_copy(update={"same_length": True})
+    config = config.model_copy(update={"model": model, "segments": config.segments.model_copy(update={"mem_len": 8})})
+    for layer in report_of(config, VOCABULARY):
+        # Of 128 rows, those from the eighth on see 8 keys.
+        assert layer.uniform_entropy == pytest.approx((121 * math.log(8) + math.log(math.factorial(7))) / 128)
+        assert 0 < layer.entropy < layer.uniform_entropy
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -172,7 +172,8 @@ def report_of(config: Config, vocab_size: int) -> list[Any]:
     if not config.segments.reuse_len:
         seq_len = min(seq_len, SIGNAL_TOKENS)
     plan = random_plan(config, vocab_size, rows=SIGNAL_ROWS, seq_len=seq_len)
-    return signal_report(model, plan, mem_len=0)
+    window = config.segments.mem_len if config.model.same_length else 0  # how many keys a row sees
+    return signal_report(model, plan, mem_len=window)
 
 
 def random_parts(config: Config, *, rows: int, seq_len: int) -> Tensor | None:

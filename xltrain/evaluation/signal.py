@@ -124,6 +124,6 @@ def draw_report(report: list[LayerSignal], path: Path) -> None:
             {"gradient_norm": "gradient norm", "entropy": "entropy of attention"}.get(name, f"{name}, squared")
         )
         panel.set_xlabel("layer")
-        panel.margins(y=0.15)
-        panel.set_ylim(bottom=0)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.set_ylim(0, 1.15 * max(value for line in panel.lines for value in line.get_ydata()) or 1)
     figure.savefig(path, dpi=120)
