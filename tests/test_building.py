@@ -253,17 +253,18 @@ def test_what_fails_in_a_process_is_told_and_ends_the_others(
 
 def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "text.txt").write_text("good\n")
-    for how in ("dies", "refuses"):
-        folder = tmp_path / how
+    for how, shared in (("dies", False), ("refuses", False), ("refuses", True)):
+        folder, kept = tmp_path / f"{how}-{shared}", how == "dies" or shared
         good = Shard("train", 0, tuple(corpus_module.cut_file(tmp_path / "text.txt", separator="line")))
         bad = Shard("train", 1, (Bad(how, after=folder / "train-000000.json"),))
         building = building_module.Building(folder, [good, bad], ByteTokenizer, Form(False, False), num_workers=2)
         with pytest.raises(XltrainError), building.alone():
+            if shared:  # as the last of several machines
+                (folder / building_module.TOGETHER).touch()
             building.write(building.shards)
-        assert building.missing(building.shards) == ([bad] if how == "dies" else [good, bad])
-        said = capsys.readouterr().err
-        assert ("kept 1 of 2 shards in" in said) == (how == "dies")
-        assert folder.exists() == (how == "dies")
+        assert building.missing(building.shards) == ([bad] if kept else [good, bad])
+        assert ("kept 1 of 2 shards in" in capsys.readouterr().err) == kept
+        assert folder.exists() == kept
 
 
 # --- interruptions

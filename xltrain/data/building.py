@@ -46,12 +46,16 @@ class Building:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others out. What fails leaves nothing; a signal, or the end of a worker, leaves finished shards."""
+        """Keep others out. What fails leaves nothing, unless other machines have a part in it.
+
+        A signal, or the end of a worker, leaves finished shards.
+        """
         with self._left_clean(), locked(self.folder / "lock", waiting=_say_waiting):
             try:
                 yield
             except BaseException as error:
-                if isinstance(error, Exception) and not isinstance(error, WorkerDied):
+                failed = isinstance(error, Exception) and not isinstance(error, WorkerDied)
+                if failed and not (self.folder / TOGETHER).exists():
                     self._remove()
                 else:
                     self._say_kept()
