@@ -258,9 +258,10 @@ def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pyte
         good = Shard("train", 0, tuple(corpus_module.cut_file(tmp_path / "text.txt", separator="line")))
         bad = Shard("train", 1, (Bad(how, after=folder / "train-000000.json"),))
         building = building_module.Building(folder, [good, bad], ByteTokenizer, Form(False, False), num_workers=2)
+        if shared:  # as the last of several machines
+            folder.mkdir()
+            (folder / building_module.TOGETHER).touch()
         with pytest.raises(XltrainError), building.alone():
-            if shared:  # as the last of several machines
-                (folder / building_module.TOGETHER).touch()
             building.write(building.shards)
         assert building.missing(building.shards) == ([bad] if kept else [good, bad])
         assert ("kept 1 of 2 shards in" in capsys.readouterr().err) == kept
