@@ -160,7 +160,7 @@ def test_text_shorter_than_a_batch_of_segments(cli: Cli, tmp_path: Path):
     said = cli("pretrain", config).sentence()
     assert said == (
         "corpus.train: needs at least 260 tokens (4 rows x (seq_len 64 + 1)), this text has 40; "
-        "add text, or lower training.batch_size or segments.seq_len"
+        "add text, or lower training.batch_size, training.accumulate or segments.seq_len"
     )
     assert not (tmp_path / "run").exists()
 

@@ -154,7 +154,7 @@ def test_text_shorter_than_a_segment_per_row_is_refused_with_both_numbers():
         stream_of(corpora.split_of([40]), 4, 64, False)
     assert str(caught.value) == (
         "corpus.train: needs at least 260 tokens (4 rows x (seq_len 64 + 1)), this text has 40; "
-        "add text, or lower training.batch_size or segments.seq_len"
+        "add text, or lower training.batch_size, training.accumulate or segments.seq_len"
     )
 
 

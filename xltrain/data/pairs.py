@@ -119,7 +119,8 @@ class PairStream:
             needed, has = self.runs.count * self.text_len, split.num_tokens
             raise UsageError(
                 f"corpus.{split.name}: needs at least {needed:,} tokens ({self.runs.count} rows x (seq_len {seq_len} - "
-                f"{SYMBOLS})), this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
+                f"{SYMBOLS})), this text has {has:,}; add text, or lower training.batch_size, "
+                "training.accumulate or segments.seq_len"
             )
         self._text: tuple[int, EpochText] | None = None
 

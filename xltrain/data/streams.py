@@ -122,7 +122,8 @@ class TrainingStream:
             needed, has = self.runs.count * (seq_len + 1), split.num_tokens
             raise UsageError(
                 f"corpus.{split.name}: needs at least {needed:,} tokens ({self.runs.count} rows x (seq_len {seq_len} "
-                f"+ 1)), this text has {has:,}; add text, or lower training.batch_size or segments.seq_len"
+                f"+ 1)), this text has {has:,}; add text, or lower training.batch_size, "
+                "training.accumulate or segments.seq_len"
             )
         self._text: tuple[int, EpochText] | None = None
 
