@@ -90,6 +90,21 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> corpora.Corpus:
     )
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some hundred short documents, and a validation file."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = torch.Generator().manual_seed(1)
+    words = ["lo", "ra", "mi", "tu", "ken", "sol", "dar", "vi", "pa", "ne"]
+    for name, documents in (("train", 36), ("validation", 8)):
+        lines = []
+        for _ in range(documents):
+            picked = torch.randint(0, len(words), (int(torch.randint(4, 14, (1,), generator=draw)),), generator=draw)
+            lines.append(" ".join(words[i] for i in picked.tolist()) + ".\n\n")
+        (folder / f"{name}.txt").write_text("".join(lines))
+    return folder
+
+
 @pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "parquet.xz", "folder", "loader", "streamed"])
 def entry(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[list[str | None]], Any]:
     """A function that stores texts as records of one kind, and gives the entry of ``corpus.train`` for them."""

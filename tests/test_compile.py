@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import config_of, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, losses
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -28,7 +28,7 @@ def compiled_by(backend: str, patch: pytest.MonkeyPatch) -> CompileCounterWithBa
     return counter
 
 
-def run_of(text: Path, folder: Path, *, steps: int, compiled: bool, **changes: object) -> Config:  # noqa: F811
+def run_of(text: Path, folder: Path, *, steps: int, compiled: bool, **changes: object) -> Config:
     """Memory of 50 positions, full after four segments; no dropout, whose masks a compiler draws otherwise."""
     given: dict[str, object] = {
         "segments__mem_len": 50,
@@ -45,7 +45,7 @@ def run_of(text: Path, folder: Path, *, steps: int, compiled: bool, **changes: o
     [("permutation", 1, "eager"), pytest.param("causal", 2, "aot_eager", marks=pytest.mark.slow)],
 )
 def test_one_compilation_and_the_losses_of_eager_mode(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     objective: str,
@@ -63,7 +63,7 @@ def test_one_compilation_and_the_losses_of_eager_mode(
 
 
 def test_a_resumed_run_and_plain_loading_meet_the_same_names(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_resumed_run_and_plain_loading_meet_the_same_names(
 
 
 def test_an_adaptive_softmax_is_left_out_of_the_graph_and_nothing_is_compiled_twice(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,7 +94,7 @@ def test_an_adaptive_softmax_is_left_out_of_the_graph_and_nothing_is_compiled_tw
 
 
 def test_recomputed_layers_compile_too(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +107,7 @@ def test_recomputed_layers_compile_too(
 
 
 @pytest.mark.slow
-def test_200_steps_with_inductor(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_200_steps_with_inductor(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"evaluation__every": 50, "objective__name": "permutation"}
     pretrain(run_of(text, tmp_path / "eager", steps=200, compiled=False, **changes))
     counter = compiled_by("inductor", monkeypatch)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xltrain.data.prepare import prepare
@@ -33,7 +33,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_of(text: Path, folder: Path, device: str, **changes: Any) -> Run:  # noqa: F811
+def run_of(text: Path, folder: Path, device: str, **changes: Any) -> Run:
     config = config_of(text, folder, steps=9, training__device=device, **changes)
     run = Run.build(config, Place(device=torch.device(device)), prepare(config).store, None)
     run.model.train()
@@ -45,7 +45,7 @@ NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0}  # on a CP
 
 @pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_nothing_of_a_step_is_read_by_the_host(text: Path, tmp_path: Path, objective: str, precision: str) -> None:  # noqa: F811
+def test_nothing_of_a_step_is_read_by_the_host(text: Path, tmp_path: Path, objective: str, precision: str) -> None:
     run = run_of(text, tmp_path, "cpu", objective__name=objective, training__precision=precision, **NO_DROPOUT)
     run.step()
     segment = run.stream.read(run.progress.position)
@@ -55,7 +55,7 @@ def test_nothing_of_a_step_is_read_by_the_host(text: Path, tmp_path: Path, objec
     assert seen.found == ["_local_scalar_dense"]  # the count of the segment's tokens, before they go to the device
 
 
-def test_an_adaptive_softmax_has_to_ask_once_per_further_bin(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_adaptive_softmax_has_to_ask_once_per_further_bin(text: Path, tmp_path: Path) -> None:
     adaptive = {"cutoffs": [6, 12], "div_val": 2}
     run = run_of(text, tmp_path, "cpu", objective__name="causal", model__adaptive=adaptive, **NO_DROPOUT)
     with Waits() as seen:
@@ -64,7 +64,7 @@ def test_an_adaptive_softmax_has_to_ask_once_per_further_bin(text: Path, tmp_pat
 
 
 @pytest.mark.gpu
-def test_a_step_never_waits_for_the_device(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_step_never_waits_for_the_device(text: Path, tmp_path: Path) -> None:
     for precision in ("fp32", "bf16", "fp16"):
         run = run_of(text, tmp_path, "cuda", training__precision=precision)
         for _ in range(3):

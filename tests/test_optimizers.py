@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, interrupt_after, losses
 
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError
@@ -104,7 +104,7 @@ def test_what_adafactor_would_ignore_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adafactor"])
-def test_they_resume_to_the_last_digit(text: Path, tmp_path: Path, name: str) -> None:  # noqa: F811
+def test_they_resume_to_the_last_digit(text: Path, tmp_path: Path, name: str) -> None:
     changes: dict[str, Any] = {"optimizer__name": name, "optimizer__layer_decay": 0.9}
     pretrain(config_of(text, tmp_path / "straight", steps=24, **changes))
     stopped = config_of(text, tmp_path / "twice", steps=24, **changes)
@@ -113,7 +113,7 @@ def test_they_resume_to_the_last_digit(text: Path, tmp_path: Path, name: str) ->
     assert losses(tmp_path / "straight") == losses(tmp_path / "twice")
 
 
-def test_settings_that_change_on_resume_act(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_settings_that_change_on_resume_act(text: Path, tmp_path: Path) -> None:
     pretrain(config_of(text, tmp_path, steps=3))
     seen: list[tuple[float, tuple[float, float]]] = []
     original = Run.step
@@ -131,7 +131,7 @@ def test_settings_that_change_on_resume_act(text: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("name", "adam"), ("layer_decay", 0.9)])
-def test_what_the_moments_depend_on_may_not_change(text: Path, tmp_path: Path, key: str, value: Any) -> None:  # noqa: F811
+def test_what_the_moments_depend_on_may_not_change(text: Path, tmp_path: Path, key: str, value: Any) -> None:
     pretrain(config_of(text, tmp_path, steps=2))
     with pytest.raises(UsageError, match=rf"optimizer\.{key} was"):
         pretrain(config_of(text, tmp_path, steps=4, **{f"optimizer__{key}": value}), resume=True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from corpora import split_of
-from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, interrupt_after, losses
 
 from xltrain.evaluation.perplexity import Protocol, evaluate
 from xltrain.model.positions import sinusoid
@@ -22,7 +22,7 @@ from xltrain.training.tensors import shapes
 @pytest.mark.parametrize(
     ("precision", "objective"), [("bf16", "permutation"), ("bf16", "causal"), ("fp16", "permutation")]
 )
-def test_half_precision_follows_fp32(text: Path, tmp_path: Path, precision: str, objective: str) -> None:  # noqa: F811
+def test_half_precision_follows_fp32(text: Path, tmp_path: Path, precision: str, objective: str) -> None:
     found = {}
     for name in ("fp32", precision):
         pretrain(config_of(text, tmp_path / name, steps=50, training__precision=name, objective__name=objective))
@@ -39,7 +39,7 @@ def test_half_precision_follows_fp32(text: Path, tmp_path: Path, precision: str,
 
 
 def test_fp16_finds_its_scale_and_keeps_it_over_an_interruption(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,7 +133,7 @@ def test_sums_of_a_long_evaluation_do_not_stop_growing() -> None:
     assert found["bf16"].loss == pytest.approx(found["fp32"].loss, rel=0.01)
 
 
-def test_tf32_is_for_products_on_cuda_only_where_asked_for(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_tf32_is_for_products_on_cuda_only_where_asked_for(text: Path, tmp_path: Path) -> None:
     for wanted in (True, False):
         config = config_of(text, tmp_path / str(wanted), steps=1, training__tf32=wanted)
         pretrain(config)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, losses
 
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.loop import pretrain
 
 
 @pytest.mark.parametrize("objective", ["permutation", "causal"])
-def test_losses_are_equal_to_the_last_digit_with_dropout(text: Path, tmp_path: Path, objective: str) -> None:  # noqa: F811
+def test_losses_are_equal_to_the_last_digit_with_dropout(text: Path, tmp_path: Path, objective: str) -> None:
     for name, wanted in (("plain", False), ("recomputed", True)):
         changes: dict[str, Any] = {"training__activation_checkpointing": wanted, "objective__name": objective}
         pretrain(config_of(text, tmp_path / name, steps=12, training__accumulate=2, **changes))

@@ -17,6 +17,7 @@ import torch
 import yaml
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tiny_runs import config_of, interrupt_after, losses
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
@@ -39,55 +40,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some hundred short documents, and a validation file."""
-    folder = tmp_path_factory.mktemp("text")
-    draw = torch.Generator().manual_seed(1)
-    words = ["lo", "ra", "mi", "tu", "ken", "sol", "dar", "vi", "pa", "ne"]
-    for name, documents in (("train", 36), ("validation", 8)):
-        lines = []
-        for _ in range(documents):
-            picked = torch.randint(0, len(words), (int(torch.randint(4, 14, (1,), generator=draw)),), generator=draw)
-            lines.append(" ".join(words[i] for i in picked.tolist()) + ".\n\n")
-        (folder / f"{name}.txt").write_text("".join(lines))
-    return folder
-
-
-def config_of(text: Path, output: Path, *, steps: int, **changes: Any) -> Config:
-    """A tiny run that logs every step; about 16 steps per epoch."""
-    data: dict[str, Any] = {
-        "run": {"output_dir": str(output), "seed": 7},
-        "corpus": {
-            "train": [str(text / "train.txt")],
-            "validation": [str(text / "validation.txt")],
-            "cache_dir": str(text / "cache"),
-        },
-        "tokenizer": {"kind": "char"},
-        "segments": {"seq_len": 16, "mem_len": 24, "shuffle_documents": True},
-        "model": {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_inner": 32, "dropout": 0.1},
-        "objective": {"name": "permutation"},
-        "optimizer": {"lr": 1e-3},
-        "schedule": {"warmup_steps": 5},
-        "training": {"max_steps": steps, "batch_size": 4, "device": "cpu"},
-        "evaluation": {"every": 0, "batch_size": 3},
-        "checkpoint": {"every": 20, "keep": 10},
-        "logging": {"every": 1},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        data[section][name] = value
-    config, problems = validate(data)
-    assert config is not None
-    assert not problems
-    return config
-
-
-def losses(folder: Path) -> dict[int, tuple[float, float]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: (line["loss"], line["grad_norm"]) for line in lines if "loss" in line}
 
 
 def test_the_stop_falls_in_the_second_epoch(text: Path, tmp_path: Path) -> None:
@@ -120,22 +72,6 @@ def test_forty_straight_equal_twenty_and_twenty(
     straight, resumed = losses(tmp_path / "straight"), losses(tmp_path / "twice")
     assert sorted(resumed) == list(range(1, 41))
     assert straight == resumed
-
-
-def interrupt_after(config: Config, step: int, *, resume: bool = False) -> None:
-    """Train as configured, but be interrupted by SIGTERM during step ``step``; the loop finishes it and saves."""
-    original = Run.step
-
-    def stepping(self: Run) -> Any:
-        if self.progress.step == step - 1:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "step", stepping)
-        with pytest.raises(Stopped) as stopped:
-            pretrain(config, resume=resume)
-    assert stopped.value.exit_code == 143
 
 
 def everything(folder: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, interrupt_after, losses
 
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import XltrainError
@@ -117,7 +117,7 @@ def poison(patch: pytest.MonkeyPatch, *bad: int) -> None:
 
 
 def test_skips_are_counted_logged_and_the_same_after_an_interruption(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -137,7 +137,7 @@ def test_skips_are_counted_logged_and_the_same_after_an_interruption(
 
 
 def test_a_checkpoint_that_falls_on_a_bad_step_is_made_after_the_next_good_one(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_falls_on_a_bad_step_is_made_after_the_next_good_one(
 
 @pytest.mark.parametrize("keep_best", [True, False])
 def test_the_best_validation_is_saved_even_where_it_falls_on_a_bad_step(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     keep_best: bool,
@@ -168,7 +168,7 @@ def test_the_best_validation_is_saved_even_where_it_falls_on_a_bad_step(
 
 
 def test_a_run_that_diverges_ends_with_its_last_good_checkpoint_named(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
 ) -> None:
     pretrain(config_of(text, tmp_path, steps=2))
@@ -186,7 +186,7 @@ def test_a_run_that_diverges_ends_with_its_last_good_checkpoint_named(
 
 
 def test_a_row_whose_loss_is_not_finite_forgets_and_the_others_remember(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
 ) -> None:
     lengths: list[list[int]] = []

@@ -8,7 +8,7 @@ import torch
 from corpora import split_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_resume import config_of, interrupt_after, losses, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of, interrupt_after, losses
 
 from xltrain.config.load import validate
 from xltrain.data.staged import StagedStream
@@ -54,7 +54,7 @@ def test_every_row_reads_on_at_the_token_where_it_stopped(
     assert position.epoch > 0
 
 
-def test_training_uses_the_lengths_and_keeps_memory(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_training_uses_the_lengths_and_keeps_memory(text: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int, list[int]]] = []
     original = Run.step
 
@@ -74,7 +74,7 @@ def test_training_uses_the_lengths_and_keeps_memory(text: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stop", [7, 9])
-def test_interrupted_anywhere_it_goes_on_to_the_last_digit(text: Path, tmp_path: Path, stop: int) -> None:  # noqa: F811
+def test_interrupted_anywhere_it_goes_on_to_the_last_digit(text: Path, tmp_path: Path, stop: int) -> None:
     config = config_of(text, tmp_path / "twice", steps=24, schedule__seq_len_stages=STAGES)
     pretrain(config_of(text, tmp_path / "straight", steps=24, schedule__seq_len_stages=STAGES))
     interrupt_after(config, stop)
@@ -85,7 +85,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_last_digit(text: Path, tmp_path:
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked", "seq2seq"])
-def test_it_is_for_every_objective(text: Path, tmp_path: Path, objective: str) -> None:  # noqa: F811
+def test_it_is_for_every_objective(text: Path, tmp_path: Path, objective: str) -> None:
     pretrain(config_of(text, tmp_path, steps=17, schedule__seq_len_stages=STAGES, objective__name=objective))
     assert torch.tensor(list(losses(tmp_path).values())).isfinite().all()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Outcome
 from corpora import Corpus, config_file, config_for
-from test_resume import config_of, text  # noqa: F401 (text is a fixture)
+from tiny_runs import config_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from xltrain.errors import UsageError, XltrainError
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def test_a_log_file_has_a_line_per_interval_and_no_control_characters(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -40,7 +40,7 @@ def test_a_log_file_has_a_line_per_interval_and_no_control_characters(
 
 @pytest.mark.pictures
 def test_the_end_of_a_run_leaves_curves_and_plot_draws_several(
-    text: Path,  # noqa: F811
+    text: Path,
     tmp_path: Path,
     cli: Callable[..., Outcome],
 ) -> None:
@@ -80,7 +80,7 @@ def test_losses_that_are_missing_or_cut_short_leave_gaps(tmp_path: Path) -> None
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
-def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for steps in (5, 9):
@@ -154,7 +154,7 @@ def test_out_of_memory_says_what_to_lower(
         assert key in sentence
 
 
-def test_on_a_cpu_and_in_the_compiler_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_on_a_cpu_and_in_the_compiler_too(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: 12"
     fail_with(monkeypatch, RuntimeError(allocator))
     with pytest.raises(XltrainError, match=r"can't allocate memory: 12\. To need less: lower training\.batch_size"):
