@@ -143,6 +143,16 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(
     assert snapshot(tmp_path) == {"c.yaml": config.read_bytes()}
 
 
+def test_a_folder_that_cannot_be_made_is_found_before_the_text_is_prepared(
+    corpus: corpora.Corpus, cli: Cli, tmp_path: Path
+):
+    config = corpora.config_file(tmp_path, corpus.train)
+    said = cli("pretrain", config, "--set", "run.output_dir=/proc/none/run").sentence()
+    assert said.startswith("run.output_dir: /proc/none/run cannot be used (")
+    assert said.endswith("; choose another folder")
+    assert snapshot(tmp_path) == {"c.yaml": config.read_bytes()}
+
+
 def test_all_mistakes_of_a_configuration_come_at_once(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
     outcome = cli("pretrain", corpora.config_file(tmp_path, corpus.train, model={"n_layer": 3}, optimizer={"lr": "x"}))
     assert outcome.status == 2
@@ -300,7 +310,14 @@ def test_where_every_checkpoint_is_damaged_nothing_is_done(finished: tuple[Path,
     for folder in (run / "checkpoints").iterdir():
         truncate(folder)
     before = snapshot(run)
-    assert "holds no complete checkpoint" in cli("eval-ppl", run).sentence()
+    outcome = cli("eval-ppl", run)
+    assert outcome.sentence() == f"{run}: every checkpoint is damaged; give another run, or one that is whole"
+    numbers = sorted(int(folder.name[5:]) for folder in (run / "checkpoints").iterdir())
+    warnings = [line for line in outcome.err.splitlines() if "is not usable" in line]
+    assert [line.rpartition("; ")[2] for line in warnings] == [
+        *["trying the one before it"] * (len(numbers) - 1),
+        "there is none before it",
+    ]
     said = cli("pretrain", finished[0] / "c.yaml", "--resume", "--set", f"run.output_dir={run}").sentence()
     assert said == f"{run}: every checkpoint is damaged; --overwrite deletes them and starts anew"
     assert snapshot(run) == before

@@ -15,6 +15,7 @@ import torch
 from xltrain.data.store import Split
 from xltrain.data.tokenizer import CharTokenizer, never_target
 from xltrain.distributed import Place
+from xltrain.evaluation import context_picture
 from xltrain.evaluation.context import (
     block_error,
     choose_targets,
@@ -27,6 +28,7 @@ from xltrain.evaluation.context_picture import labels
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.recl import find_lengths
 from xltrain.model.positions import sinusoid
+from xltrain.pictures import new_figure
 from xltrain.training.build import build_model
 from xltrain.training.checkpoint import Checkpoint
 
@@ -204,8 +206,12 @@ def test_a_standard_error_counts_blocks_of_like_tokens_once():
 # --- the command
 
 
-def test_the_command_compares_runs_and_draws(finished: tuple[Path, Any], cli: Cli, tmp_path: Path):
+def test_the_command_compares_runs_and_draws(
+    finished: tuple[Path, Any], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run, picture = finished[0] / "run", tmp_path / "context.png"
+    figures: list[Any] = []
+    monkeypatch.setattr(context_picture, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
     sizes = ["--step", 8, "--longest", 24, "--targets", 20, "--mem-lens", "0,32"]
     outcome = cli("context", run, run / "checkpoints" / "step-2", *sizes, "--picture", picture, "--json")
     assert outcome.status == 0, outcome.err
@@ -214,7 +220,12 @@ def test_the_command_compares_runs_and_draws(finished: tuple[Path, Any], cli: Cl
     assert set(found["models"][0]["curve"][0]) >= {"loss", "standard_error", "ppl", "gain", "gain_standard_error"}
     assert [set(lengths) for lengths in found["recl"]["lengths"]] == [{"0.1", "0.5", "1.0"}] * 2
     assert picture.read_bytes().startswith(b"\x89PNG")
+    memory, _, gains = figures[0].axes
+    assert [label.partition("r = ")[2] for label in gains.get_legend_handles_labels()[1]] == ["0.1", "0.5", "1.0"] * 2
+    assert memory.get_xlim()[1] > 32  # the last error bar is within the frame
     table = cli("context", run, *sizes)
+    [last] = [line.split() for line in table.out.splitlines() if line.split()[:1] == ["32"]]
+    assert len(last[1].replace(".", "").lstrip("0")) == 5  # digits of the loss, zeros too
     assert "effective context length, in tokens (step 8, 20 targets)" in table.out
     assert "effective" not in cli("context", run, "--targets", 0, "--mem-lens", "0,8").out
 

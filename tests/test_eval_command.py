@@ -123,6 +123,7 @@ def test_many_unknown_tokens_make_a_perplexity_that_is_not_comparable(
     found = json.loads(outcome.out)
     assert found["unknown_rate"] > 0.3
     assert f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable" in outcome.err
+    assert "ppl_word means nothing here: between spaces, this text has 21 characters on average" in outcome.err
     assert cli("eval-ppl", finished[0] / "run", "--json").err == ""
 
 

@@ -353,7 +353,21 @@ def test_text_is_streamed_after_its_prompt(finished: Any, cli: Cli):
     assert "tokens/s" in outcome.err
     assert "generating" not in outcome.err
     several = cli("generate", run, "Bada", "--max-tokens", 5, "--num-samples", 2)
-    assert several.out.count("--- sample") == 2
+    assert [line for line in several.out.splitlines() if line.startswith("---")] == ["--- sample 0", "--- sample 1"]
+
+
+def test_samples_of_several_prompts_are_told_apart(finished: Any, cli: Cli, tmp_path: Path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Bada\nkile\n")
+    options = ["--file", prompts, "--lines", "--max-tokens", 3, "--num-samples", 2]
+    out = cli("generate", finished[0] / "run", *options).out
+    places = [(prompt, copy) for prompt in (0, 1) for copy in (0, 1)]
+    heads = [line for line in out.splitlines() if line.startswith("---")]
+    assert heads == [f"--- prompt {prompt}, sample {copy}" for prompt, copy in places]
+    samples = samples_of(cli("generate", finished[0] / "run", *options, "--json"))
+    assert [(sample["prompt_number"], sample["sample_of_prompt"]) for sample in samples] == places
+    assert [sample["prompt"] for sample in samples] == ["Bada", "Bada", "kile", "kile"]
+    assert [sample["sample"] for sample in samples] == [0, 1, 2, 3]
 
 
 def test_what_was_generated_scores_what_it_said(finished: Any, cli: Cli, tmp_path: Path):

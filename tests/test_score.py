@@ -305,7 +305,7 @@ def test_words_that_run_together_and_unknown_ones_are_warned_of(finished: Any, c
     source = tmp_path / "a.jsonl"
     source.write_text('{"context": "Bada", "text": "kile"}\n{"text": "語料語料語料"}\n')
     outcome = cli("score", finished[0] / "run", source)
-    assert "in 1 lines the context ends and the text begins inside of a word" in outcome.err
+    assert "in 1 line the context ends and the text begins inside of a word" in outcome.err
     assert "of the tokens are <unk>" in outcome.err
 
 
@@ -329,7 +329,12 @@ def test_other_faults_of_score(finished: Any, cli: Cli, tmp_path: Path):
     run, source = finished[0] / "run", tmp_path / "a.txt"
     assert "cannot be read (No such file" in cli("score", run, source).sentence()
     source.write_bytes(b"good\nb\xe4d\n")
-    assert cli("score", run, source).sentence().startswith(f"{source}, line 2: not UTF-8 text (byte 2 of the line is")
+    said = cli("score", run, source).sentence()
+    assert said.startswith(f"{source}, line 2: not UTF-8 text (byte 2 of the line is")
+    assert "iconv -f LATIN1 -t UTF-8" in said
+    assert "iconv -f LATIN1 -t UTF-8" in cli("generate", run, "--file", source).sentence()
+    said = cli("eval-ppl", run, "--data", source).sentence()
+    assert said.startswith(f"--data: {source}: not UTF-8 text (byte 6 is 0xe4); convert it with iconv -f LATIN1")
     assert cli("score", run, source, "--format", "csv").sentence().startswith("--format: 'csv' is not allowed")
 
 

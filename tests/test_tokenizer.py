@@ -410,3 +410,19 @@ def test_identity_gives_back_every_line_with_its_spaces(tmp_path: Path, model_ty
     options = {"normalization": "identity", "character_coverage": 1.0, "model_type": model_type, "vocab_size": 60}
     tokenizer = built(written(tmp_path / "t.txt", lines), tmp_path, **options).store.tokenizer()
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines
+
+
+def test_a_text_that_spells_unk_is_told_why_its_brackets_are_lost_once(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = corpus.train.read_text(encoding="utf-8").splitlines()[:400]
+    train = written(tmp_path / "train.txt", [f"<unk> {line}" for line in words])
+    store = built(train, tmp_path, vocab_size=200).store
+    said = capsys.readouterr().err
+    assert "; the text spells <unk>, from which sentencepiece learns nothing: to keep < and >, add them" in said
+    assert "WARNING: corpus.train: " in said
+    built(train, tmp_path, vocab_size=200)
+    assert "WARNING" not in capsys.readouterr().err  # the store is as it was
+    model = store.folder / "spiece.model"
+    built(train, tmp_path, path=str(model), vocab_size=None)
+    assert f"are <unk>: it has characters that the vocabulary of {model} lacks\n" in capsys.readouterr().err

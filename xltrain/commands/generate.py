@@ -102,7 +102,8 @@ def generate(
         print("" if samples[0].text else samples[0].before)
     else:
         for sample in samples:
-            print(f"--- sample {sample.number}\n{sample.before}{sample.text}")
+            of_prompt = f"prompt {sample.prompt_number}, " if len(prompts) > 1 else ""
+            print(f"--- {of_prompt}sample {sample.copy}\n{sample.before}{sample.text}")
     console.say(f"{found['tokens']:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
 
 
@@ -117,6 +118,8 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
     except OSError as error:
         raise UsageError(f"--file: {file} cannot be read ({error.strerror}); working directory {Path.cwd()}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file or 'standard input'}: not UTF-8 text (byte {error.start})") from None
+        from xltrain.data.files import CONVERT
+
+        raise UsageError(f"{file or 'standard input'}: not UTF-8 text (byte {error.start}); {CONVERT}") from None
     found = text.split("\n") if lines else [text]
     return [line.removesuffix("\r") for line in found]

@@ -22,23 +22,28 @@ AsJson = Annotated[
 ]
 
 
+_WIDTH = 22
+"""Of the column of keys, at least, so that what is printed in parts is in line."""
+
+
 def show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
+    width = max(_WIDTH, *map(len, found))
     for key, value in found.items():
-        print(f"{key:<22} {_shown(value, digits=6)}")
+        print(f"{key:<{width}} {_shown(value, digits=6)}")
 
 
 def table(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
     print("  ".join(f"{name:>15}" for name in names))
     for row in rows:
-        print("  ".join(f"{_shown(row[name], digits=4):>15}" for name in names))
+        print("  ".join(f"{_shown(row[name], digits=5, zeros=True):>15}" for name in names))
 
 
-def _shown(value: Any, *, digits: int) -> str:
-    """For a person: thousands apart, ``digits`` significant digits of what is not whole."""
+def _shown(value: Any, *, digits: int, zeros: bool = False) -> str:
+    """For a person: thousands apart, ``digits`` significant digits of what is not whole; ``zeros``: also at its end."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -46,5 +51,5 @@ def _shown(value: Any, *, digits: int) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.{digits}g}"
+        return f"{value:#,.{digits}g}".rstrip(".") if zeros else f"{value:,.{digits}g}"
     return str(value)

@@ -16,7 +16,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from xltrain.data.files import HEAD, AnyFile, check_text, file_size, is_packed, open_raw, reading
+from xltrain.data.files import CONVERT, HEAD, AnyFile, FaultyFile, check_text, file_size, is_packed, open_raw, reading
 from xltrain.errors import UsageError
 
 BLOCK = 1 << 20
@@ -186,7 +186,7 @@ def read_lines(
     ``start`` and ``stop`` (the end of the file by default) are bytes, and must be where lines begin.
 
     Raises:
-        UsageError: naming the file and the first byte that is not UTF-8.
+        FaultyFile: naming the file and the first byte that is not UTF-8.
     """
     return chain.from_iterable(read_blocks(path, counts, start=start, stop=stop))
 
@@ -211,15 +211,13 @@ def decoded(block: bytes, *, name: str, place: int) -> str:
     """Text of UTF-8 bytes, which stand at ``place`` of what ``name`` says.
 
     Raises:
-        UsageError: naming the first byte that is not UTF-8.
+        FaultyFile: naming the first byte that is not UTF-8.
     """
     try:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name}: not UTF-8 text (byte {place + error.start} is 0x{block[error.start]:02x}); "
-            "convert it with iconv -t UTF-8"
-        ) from None
+        found = f"byte {place + error.start} is 0x{block[error.start]:02x}"
+        raise FaultyFile(f"{name}: not UTF-8 text ({found}); {CONVERT}") from None
 
 
 def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> list[str]:

@@ -48,6 +48,22 @@ class RemoteFile:
 
 AnyFile = Path | RemoteFile
 
+CONVERT = "convert it with iconv -f LATIN1 -t UTF-8, with its own encoding in place of LATIN1"
+"""What to do with text whose encoding is not known, and is not UTF-8."""
+
+
+class FaultyFile(UsageError):
+    """A file of text that cannot be used; whoever knows which key names it puts that before the sentence."""
+
+
+@contextmanager
+def named_by(key: str) -> Iterator[None]:
+    """Add to a :class:`FaultyFile` of this block which key of the configuration, or which option, names it."""
+    try:
+        yield
+    except FaultyFile as error:
+        raise UsageError(f"{key}: {error}") from None
+
 
 def _system(address: str) -> tuple[Any, str]:
     """The file system of an address, and the path in it.
@@ -117,7 +133,7 @@ def reading(file: AnyFile) -> Iterator[BinaryIO]:
     """The content of a file, unpacked where its first bytes say that it is compressed.
 
     Raises:
-        UsageError: if it cannot be read, here or in the middle of the block of the ``with``.
+        FaultyFile: if it cannot be read, here or in the middle of the block of the ``with``.
     """
     packed = None
     try:
@@ -128,8 +144,8 @@ def reading(file: AnyFile) -> Iterator[BinaryIO]:
                 yield content
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         if packed is None:
-            raise UsageError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-        raise UsageError(f"{file}: a {packed} file that is damaged or cut short ({_one_line(error)})") from None
+            raise FaultyFile(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise FaultyFile(f"{file}: a {packed} file that is damaged or cut short ({_one_line(error)})") from None
 
 
 def _unpacked(raw: BinaryIO, packed: str | None) -> BinaryIO:
@@ -169,14 +185,15 @@ def check_text(file: AnyFile, head: bytes) -> None:
     """Refuse a file whose content, by its beginning, is plainly not UTF-8 text.
 
     Raises:
-        UsageError: naming the file and what it looks like.
+        FaultyFile: naming the file and what it looks like.
     """
     if head.startswith(b"PK\x03\x04"):
-        raise UsageError(f"{file}: a zip file, not text; unpack it first")
+        raise FaultyFile(f"{file}: a zip file, not text; unpack it first")
     if compression(head) is not None:
-        raise UsageError(f"{file}: a {compression(head)} file within another one; unpack it first")
+        raise FaultyFile(f"{file}: a {compression(head)} file within another one; unpack it first")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 10 > len(head):
-        raise UsageError(f"{file}: not UTF-8, it looks like UTF-16 or UTF-32; convert it with iconv -t UTF-8")
+        wide = "UTF-32" if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) else "UTF-16"
+        raise FaultyFile(f"{file}: not UTF-8, it looks like {wide}; convert it with iconv -f {wide} -t UTF-8")
 
 
 def digest(file: AnyFile) -> str:

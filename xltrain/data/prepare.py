@@ -14,7 +14,7 @@ from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
-from xltrain.data.files import digest
+from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
@@ -124,12 +124,15 @@ def _existing(config: Config, marks: dict[str, str]) -> Prepared | None:
 def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str, str]) -> Building:
     shards: list[Shard] = []
     for name, found in sources.items():
-        shards += group_pieces(name, [piece for source in found for piece in source.pieces()])
+        with named_by(f"corpus.{name}"):
+            shards += group_pieces(name, [piece for source in found for piece in source.pieces()])
 
     def tokenizer() -> Tokenizer:
         for name, found in sources.items():
-            _require_text(name, found)
-        return make_tokenizer(config, sources["train"])
+            with named_by(f"corpus.{name}"):
+                _require_text(name, found)
+        with named_by("corpus.train"):
+            return make_tokenizer(config, sources["train"])
 
     return Building(
         _cache(config) / f"building-{marks['fingerprint']}",
@@ -144,7 +147,9 @@ def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prep
     folder = _store_folder(config, marks)
     building.finish(folder, marks)
     console.say(f"wrote the token store {folder}")
-    return Prepared(_checked(Store.open(folder)), reused=False)
+    store = _checked(Store.open(folder))
+    _warn_of_unknown(store, given=config.tokenizer.path)
+    return Prepared(store, reused=False)
 
 
 def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
@@ -176,10 +181,16 @@ def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
 
 
 def _checked(store: Store) -> Store:
-    """Opens every split, so that damage is found here; says where the tokenizer does not know the text."""
+    """Opens every split, so that damage is found here."""
+    for name in store.manifest["splits"]:
+        store.split(name)
+    return store
+
+
+def _warn_of_unknown(store: Store, *, given: str | None) -> None:
+    """Say where a new store's tokenizer does not know the text; ``given``: the file that it is from, if it is given."""
     kind = store.manifest["tokenizer"]["kind"]
     for name, counts in store.manifest["splits"].items():
-        store.split(name)
         rate = counts["unknown"] / max(1, counts["tokens"])
         if rate <= MANY_UNKNOWN:
             continue
@@ -187,13 +198,14 @@ def _checked(store: Store) -> Store:
         training = store.manifest["splits"]["train"]
         if kind == "word":
             why = "rare words, or <unk> in the text itself"
+        elif given is not None:
+            why = f"it has characters that the vocabulary of {given} lacks"
         elif kind == "sentencepiece" and training["unknown"] > MANY_UNKNOWN * training["tokens"]:
             why = (
                 "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
                 "tokenizer.user_defined_symbols"
             )
         console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>: {why}")
-    return store
 
 
 def corpus_sources(config: Config) -> dict[str, list[Source]]:

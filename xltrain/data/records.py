@@ -25,8 +25,7 @@ from xltrain.data.corpus import (
     decoded,
     split_documents,
 )
-from xltrain.data.files import AnyFile, file_size, is_packed, open_raw, reading
-from xltrain.errors import UsageError
+from xltrain.data.files import AnyFile, FaultyFile, file_size, is_packed, open_raw, reading
 
 BATCH = 1_000
 """Records that are taken from a table at once."""
@@ -101,11 +100,11 @@ class JsonLines:
         try:
             record = json.loads(decoded(line, name=str(self.path), place=place).strip("\ufeff\0 \t\r\n"))
         except ValueError as error:
-            raise UsageError(f"{where} is not JSON ({error}); each line has to hold one object") from None
+            raise FaultyFile(f"{where} is not JSON ({error}); each line has to hold one object") from None
         if not isinstance(record, dict):
-            raise UsageError(f"{where} is {_kind(record)}, not an object such as {{'{self.field}': '...'}}")
+            raise FaultyFile(f"{where} is {_kind(record)}, not an object such as {{'{self.field}': '...'}}")
         if self.field not in record:
-            raise UsageError(f"{where} has no '{self.field}', {_choice(list(record))}")
+            raise FaultyFile(f"{where} has no '{self.field}', {_choice(list(record))}")
         return checked_text(record[self.field], f"{where}, '{self.field}'")
 
 
@@ -143,7 +142,7 @@ def _python_value(value: Any, path: AnyFile) -> Any:
     try:
         return value.as_py()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text ({error.reason} in {error.object[:20]!r})") from None
+        raise FaultyFile(f"{path}: not UTF-8 text ({error.reason} in {error.object[:20]!r})") from None
 
 
 @contextmanager
@@ -151,7 +150,7 @@ def _table(path: AnyFile) -> Iterator[Any]:
     """The Parquet file, unpacked first where it is compressed as a whole.
 
     Raises:
-        UsageError: if it is not Parquet, here or where its pages are read.
+        FaultyFile: if it is not Parquet, here or where its pages are read.
     """
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -165,14 +164,14 @@ def _table(path: AnyFile) -> Iterator[Any]:
         try:
             yield ParquetFile(file)
         except (ArrowException, OSError) as error:
-            raise UsageError(f"{path}: a Parquet file that cannot be read ({' '.join(str(error).split())})") from None
+            raise FaultyFile(f"{path}: a Parquet file that cannot be read ({' '.join(str(error).split())})") from None
 
 
 def parquet_pieces(path: AnyFile, *, field: str, separator: str, size: int | None = None) -> list[RecordPiece]:
     """Pieces of whole row groups, of about ``size`` bytes of text each.
 
     Raises:
-        UsageError: if there is no such column, or it holds no text.
+        FaultyFile: if there is no such column, or it holds no text.
     """
     size = size or PIECE_BYTES
     with _table(path) as table:
@@ -205,11 +204,11 @@ def _check_column(table: Any, path: AnyFile, field: str) -> None:
 
     names = table.schema_arrow.names
     if field not in names:
-        raise UsageError(f"{path}: has no column '{field}', {_choice(names)}")
+        raise FaultyFile(f"{path}: has no column '{field}', {_choice(names)}")
     kind = table.schema_arrow.field(field).type
     kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or str(kind) == "string_view"):
-        raise UsageError(f"{path}: column '{field}' holds {kind}, not text; {_choice(names)}")
+        raise FaultyFile(f"{path}: column '{field}' holds {kind}, not text; {_choice(names)}")
 
 
 # --- what all have in common
@@ -219,16 +218,16 @@ def checked_text(value: Any, where: str) -> str | None:
     """``value``, which has to be text or nothing.
 
     Raises:
-        UsageError: if it is neither, or half of a surrogate pair, which is no character.
+        FaultyFile: if it is neither, or half of a surrogate pair, which is no character.
     """
     if value is None:
         return None
     if not isinstance(value, str):
-        raise UsageError(f"{where} is {_kind(value)}, not text; name the field with the text by corpus.text_field")
+        raise FaultyFile(f"{where} is {_kind(value)}, not text; name the field with the text by corpus.text_field")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{where} holds {value[error.start]!r}, half of a surrogate pair; it is not text") from None
+        raise FaultyFile(f"{where} holds {value[error.start]!r}, half of a surrogate pair; it is not text") from None
     return value
 
 

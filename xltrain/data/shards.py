@@ -21,6 +21,7 @@ import numpy as np
 from xltrain.data import corpus
 from xltrain.data.corpus import Counts, Piece
 from xltrain.data.encoding import encode_documents
+from xltrain.data.files import named_by
 from xltrain.data.kinds import column_separator
 from xltrain.data.order import block_bounds
 from xltrain.data.store import storage_type
@@ -92,7 +93,7 @@ def write_shard(shard: Shard, folder: Path, tokenizer: Tokenizer, form: Form) ->
     places = {kind: array("q") for kind in form.kinds()}
     total = 0
     try:
-        with new["tokens"].open("wb") as file:
+        with new["tokens"].open("wb") as file, named_by(f"corpus.{shard.split}"):
             documents = chain.from_iterable(piece.documents(counts) for piece in shard.pieces)
             for encoded in encode_documents(tokenizer, documents, between=form.between(tokenizer)):
                 unigram += np.bincount(encoded.ids, minlength=tokenizer.vocab_size)

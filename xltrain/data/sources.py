@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from xltrain import console
 from xltrain.config.text import CorpusConfig, SourceConfig
 from xltrain.data.corpus import Counts, Document, Piece, cut_file
-from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files
+from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files, named_by
 from xltrain.data.records import json_pieces, parquet_pieces
 from xltrain.errors import UsageError
 
@@ -150,9 +150,11 @@ def find_sources(
         elif isinstance(given, str):
             files = [file for file in next(found_plain) if file not in seen]
             seen.update(files)
-            one = [_file(file, entry, corpus) for file in files]
+            with named_by(key):
+                one = [_file(file, entry, corpus) for file in files]
         else:
-            one = [_file(file, entry, corpus) for file in find_files(entry.files, key=key)]
+            with named_by(key):
+                one = [_file(file, entry, corpus) for file in find_files(entry.files, key=key)]
         sources += _weighted(one, entry, key=key)
     return sources
 

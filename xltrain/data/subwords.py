@@ -49,10 +49,11 @@ def train_sentencepiece(
     written = io.BytesIO()
     failures: list[BaseException] = []
     counts: Counter[str] = Counter()
+    spelled = [0]  # sentences with <unk> in them
     try:
         with console.busy(_announcement(sample, cut.parts, vocab_size)):
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_watched(sample.consumed(), failures, counts),
+                sentence_iterator=_watched(sample.consumed(), failures, counts, spelled),
                 model_writer=written,
                 vocab_size=vocab_size,
                 model_type=model_type,
@@ -81,7 +82,7 @@ def train_sentencepiece(
     tokenizer.training = {
         "sentences": taken,
         "available_sentences": sample.seen,
-        **_uncovered(tokenizer, counts, coverage=character_coverage),
+        **_uncovered(tokenizer, counts, coverage=character_coverage, spells_unknown=spelled[0] > 0),
     }
     return tokenizer
 
@@ -95,7 +96,9 @@ def _announcement(sample: Sample, parts: int, vocab_size: int) -> str:
     return f"training a sentencepiece vocabulary of {vocab_size:,} pieces on {used}"
 
 
-def _uncovered(tokenizer: SentencePieceTokenizer, counts: Counter[str], *, coverage: float) -> dict[str, int]:
+def _uncovered(
+    tokenizer: SentencePieceTokenizer, counts: Counter[str], *, coverage: float, spells_unknown: bool
+) -> dict[str, int]:
     """Counts of the characters that the vocabulary lacks; says which, as far as they are few."""
     del counts[" "]
     known = [character for character in counts if tokenizer.unk not in tokenizer.processor.encode(character)]
@@ -103,6 +106,11 @@ def _uncovered(tokenizer: SentencePieceTokenizer, counts: Counter[str], *, cover
     if found["dropped_characters"]:
         lacking = sorted(counts.keys() - set(known), key=lambda character: (-counts[character], character))
         named = " ".join(lacking[:_LISTED]) + (" ..." if len(lacking) > _LISTED else "")
+        if spells_unknown and not {"<", ">"}.isdisjoint(lacking):
+            named += (
+                "; the text spells <unk>, from which sentencepiece learns nothing: to keep < and >, add them to "
+                "tokenizer.user_defined_symbols"
+            )
         console.say(
             f"tokenizer.character_coverage {coverage:g} drops {len(lacking):,} of the {len(counts):,} characters of "
             f"the training text, {found['dropped_occurrences'] / found['occurrences']:.3%} of its occurrences, which "
@@ -111,11 +119,14 @@ def _uncovered(tokenizer: SentencePieceTokenizer, counts: Counter[str], *, cover
     return found
 
 
-def _watched(items: Iterable[str], failures: list[BaseException], counts: Counter[str]) -> Iterator[str]:
-    """Yield ``items``, count their characters, and keep what is raised on the way."""
+def _watched(
+    items: Iterable[str], failures: list[BaseException], counts: Counter[str], spelled: list[int]
+) -> Iterator[str]:
+    """Yield ``items``, count their characters and those that spell <unk>, and keep what is raised on the way."""
     try:
         for item in items:
             counts.update(item)
+            spelled[0] += "<unk>" in item
             yield item
     except GeneratorExit:
         raise

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from xltrain.evaluation.recl import SHARES
 from xltrain.pictures import new_figure
 
 
@@ -27,8 +28,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
         panels[0].axvline(model["mem_len"], color=colour, linestyle=":", linewidth=1)
     smallest = min_positive(found["models"])
     panels[0].set_xscale("symlog", linthresh=smallest, linscale=0.5)
-    panels[0].set_xlim(left=-smallest / 4)
     ticks = sorted({point["mem_len"] for model in found["models"] for point in model["curve"]})
+    panels[0].set_xlim(left=-smallest / 4, right=max(1.3 * ticks[-1], 1))
     panels[0].set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panels[0].minorticks_off()
     panels[0].set_xlabel("memory length (dotted: trained)")
@@ -49,8 +50,8 @@ def _draw_recl(recl: dict[str, Any], names: list[str], losses: Any, gains: Any) 
             color=f"C{index}",
             label=name,
         )
-        for share, style in (("0.1", "-"), ("1.0", "--")):
-            steps = [step for step in recl["gains"] if step["model"] == index and str(step["r"]) == share]
+        for share, style in zip(SHARES, ("-", "-.", "--"), strict=True):
+            steps = [step for step in recl["gains"] if step["model"] == index and step["r"] == share]
             gains.plot(
                 [step["longer"] for step in steps],
                 [100 * step["gain"] for step in steps],

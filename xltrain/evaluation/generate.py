@@ -31,11 +31,14 @@ UNTIL = ("document", "line", "never")
 class Sample:
     """One continuation of a prompt; ``log_prob`` in nats under the model itself, whatever it was drawn with.
 
+    number, prompt_number, copy: among all samples, of its prompt, and among the samples of that; all from 0.
     before: what is printed before its text: the prompt, and for pairs the tab after a source.
     ended: whether it came to the mark that it goes up to, which is then its last token and not in its text.
     """
 
     number: int
+    prompt_number: int
+    copy: int
     prompt: str
     before: str
     speller: Speller
@@ -47,6 +50,8 @@ class Sample:
     def report(self) -> dict[str, Any]:
         return {
             "sample": self.number,
+            "prompt_number": self.prompt_number,
+            "sample_of_prompt": self.copy,
             "prompt": self.prompt,
             "text": self.text,
             "tokens": len(self.tokens),
@@ -152,6 +157,8 @@ def generate(
     samples = [
         Sample(
             number=number * num_samples + copy,
+            prompt_number=number,
+            copy=copy,
             prompt=prompt,
             before=prompt + "\t" if encoder.pairs else prompt,
             speller=Speller(loaded.tokenizer, before="" if encoder.pairs else prompt, end=ends.end),
@@ -167,7 +174,7 @@ def generate(
             _continue(
                 reader,
                 batch,
-                [ids[sample.number // num_samples] for sample in batch],
+                [ids[sample.prompt_number] for sample in batch],
                 ends=ends,
                 sampling=sampling,
                 max_tokens=max_tokens,

@@ -6,6 +6,7 @@ from pathlib import Path
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.corpus import Counts
+from xltrain.data.files import named_by
 from xltrain.data.kinds import column_separator
 from xltrain.data.prepare import documents_of
 from xltrain.data.sources import find_sources
@@ -82,7 +83,8 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
     names = ", ".join(source.name for source in sources)
     name = names if data else split
     between = column_separator(tokenizer) if config.two_columns else None
-    found = split_in_memory(name, documents_of(sources, counts), counts, tokenizer, between=between)
+    with named_by(key):
+        found = split_in_memory(name, documents_of(sources, counts), counts, tokenizer, between=between)
     if found.num_documents == 0:
         raise UsageError(f"{key}: {names} contains no text")
     if found.num_tokens < 2:

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from xltrain import console
+from xltrain.data.files import CONVERT
 from xltrain.data.prepare import MANY_UNKNOWN
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
@@ -103,7 +104,7 @@ def read_items(lines: Iterable[bytes], *, name: str, form: str) -> Iterator[Item
             line = raw.decode("utf-8").rstrip("\n")
         except UnicodeDecodeError as error:
             found = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-            raise UsageError(f"{where}, line {number:,}: not UTF-8 text ({found})") from None
+            raise UsageError(f"{where}, line {number:,}: not UTF-8 text ({found}); {CONVERT}") from None
         if number == 1:
             line = line.removeprefix("\ufeff")
             if form == "auto":
@@ -210,11 +211,15 @@ class _Report:
             console.warn(f"{rate:.1%} of the tokens are <unk>: these log-probabilities are not comparable")
         if self.unspaced:
             console.warn(
-                f"in {self.unspaced:,} lines the context ends and the text begins inside of a word; if these are two "
+                f"in {_lines(self.unspaced)} the context ends and the text begins inside of a word; if these are two "
                 "words, begin the text with a space"
             )
         if self.joined:
             console.warn(
-                f"in {self.joined:,} lines (marked joined) a piece reaches from the context into the text, and counts "
+                f"in {_lines(self.joined)} (marked joined) a piece reaches from the context into the text, and counts "
                 "whole as the text's; end contexts where words end"
             )
+
+
+def _lines(count: int) -> str:
+    return f"{count:,} line{'' if count == 1 else 's'}"

@@ -12,6 +12,9 @@ from xltrain.config.text import SourceConfig
 from xltrain.data.files import digest
 from xltrain.data.prepare import MANY_UNKNOWN
 
+LONG_WORD = 20
+"""Above so many characters per run between spaces, these runs are no words; languages with long words have eight."""
+
 
 def warn_of(
     found: dict[str, Any], *, trained: Config, config: Config, overlap: list[str], vocab_size: int, whole: bool
@@ -39,6 +42,11 @@ def warn_of(
         console.warn(
             f"rows see {found['attention_len']:,} positions, in training at most {known:,}: distances beyond that were "
             f"never seen and may raise the loss; --clamp-len {known} keeps within them"
+        )
+    if found["ppl_word"] is not None and found["characters"] > LONG_WORD * found["words"]:
+        console.warn(
+            f"ppl_word means nothing here: between spaces, this text has {found['characters'] / found['words']:,.0f} "
+            "characters on average, as Chinese or Japanese has; bits_per_char compares such texts"
         )
     for name in overlap:
         console.warn(f"{name} is part of corpus.train: this is the loss of a text that the model has seen")

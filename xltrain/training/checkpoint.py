@@ -209,11 +209,13 @@ def damage(folder: Path) -> str | None:
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
     """The newest undamaged checkpoint of a run; damaged ones are named and passed over."""
-    for folder in list_checkpoints(run):
+    folders = list_checkpoints(run)
+    for folder in folders:
         fault = damage(folder)
         if fault is None:
             return Checkpoint(folder)
-        console.warn(f"{folder} is not usable: {fault}; trying the one before it")
+        way_on = "there is none before it" if folder == folders[-1] else "trying the one before it"
+        console.warn(f"{folder} is not usable: {fault}; {way_on}")
     return None
 
 
@@ -253,6 +255,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise UsageError(f"{path}: no such run or checkpoint folder (working directory {Path.cwd()})")
     found = newest_checkpoint(path)
+    if found is None and list_checkpoints(path):
+        raise UsageError(f"{path}: every checkpoint is damaged; give another run, or one that is whole")
     if found is None:
         raise UsageError(f"{path}: holds no complete checkpoint; give a run's folder or a checkpoints/step-N folder")
     return found

@@ -167,7 +167,7 @@ def _train(run: Run, folder: Path, work: Work) -> None:
         raise Stopped(message, signal_number=signal_number)
     console.say(
         f"done: {run.progress.step:,} steps, {console.duration(run.progress.seconds)} of training "
-        f"({console.duration(run.progress.elapsed)} in all); files in {folder}"
+        f"({console.duration(run.progress.elapsed)} with validation and saving); files in {folder}"
     )
 
 

@@ -1,6 +1,9 @@
 """The folder of a run: may it be used, and what is in it to go on from."""
 
+import contextlib
+import errno
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +77,7 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
     for place in (folder, *folder.parents):
         if place.exists() and not place.is_dir():
             raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
+    _require_writable(folder)
     put_back(folder)
     if not holds_run(folder) or overwrite:
         if resume:
@@ -102,6 +106,22 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
         )
     _say_lr(config, before, step=progress.step + 1)
     return checkpoint, dealt
+
+
+def _require_writable(folder: Path) -> None:
+    """Find out before hours of preparation that a folder cannot be made, or nothing written into it; leaves nothing."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        problem = f"run.output_dir: {folder} cannot be used ({error.strerror}); choose another folder"
+        raise UsageError(problem) from None
+    finally:
+        for place in made:
+            with contextlib.suppress(OSError):
+                place.rmdir()
 
 
 def holds_run(folder: Path) -> bool:
