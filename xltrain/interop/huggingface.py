@@ -198,6 +198,7 @@ def xlnet_config(config: Config, *, vocab_size: int, special_ids: Mapping[str, i
         "same_length": False,
         "clamp_len": model.clamp_len or -1,
         "mem_len": mem_len,
+        "seq_len": config.segments.seq_len,  # means nothing there; `import-checkpoint` reads it
         "reuse_len": None,
         # With mem_len 0 transformers would remember everything, which this model has never seen.
         "use_mems_eval": mem_len > 0,

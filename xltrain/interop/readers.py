@@ -75,6 +75,8 @@ def _xlnet(
     rows = weights["embedding.weight"].shape[0]
     vocabulary_size(settings, "vocab_size", "n_token", rows=rows, tokenizer=tokenizer)
     found = xlnet_import.sections(settings, weights, activations=activations)
+    if "seq_len" not in settings.values:
+        notes += (_unsaid(found["segments"]["seq_len"]),)
     if settings.flag("bi_data", False):
         notes += ("trained on text in both directions (bi_data): segments.bidirectional goes on so",)
     if name == "huggingface" and found["segments"]["mem_len"] and not settings.values.get("mem_len"):
@@ -221,7 +223,9 @@ def _transformer_xl(
     weights = from_original(tensors, layout)
     tables = [tensor for ours, tensor in weights.items() if ours.startswith(("embedding.weight", "embedding.tables."))]
     vocabulary_size(settings, "n_token", rows=sum(len(table) for table in tables), tokenizer=tokenizer)
-    dropout = settings.number("dropout", 0.1)
+    dropout, seq_len = settings.number("dropout", 0.1), settings.length("tgt_len", 128)
+    if not values.get("tgt_len"):
+        notes += (_unsaid(seq_len),)
     return Imported(
         name,
         weights,
@@ -250,11 +254,18 @@ def _transformer_xl(
                 "init": {"std": settings.number("init_std", 0.02)},
             },
             "objective": {"name": "causal"},
-            "segments": {"seq_len": settings.length("tgt_len", 128), "mem_len": settings.length("mem_len")},
+            "segments": {"seq_len": seq_len, "mem_len": settings.length("mem_len")},
         },
         tokenizer,
         initial_memory,
         notes,
+    )
+
+
+def _unsaid(seq_len: int) -> str:
+    return (
+        f"the files do not say how long segments were in training: segments.seq_len is {seq_len} here; eval-ppl takes "
+        "another by --seq-len, and a run that starts from these weights by the key"
     )
 
 

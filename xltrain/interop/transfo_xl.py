@@ -114,6 +114,7 @@ def settings(config: Config, *, vocab_size: int, end: int | None) -> dict[str, A
         "pre_lnorm": model.norm_position == "pre",
         "n_layer": model.num_layers,
         "mem_len": config.segments.mem_len,
+        "tgt_len": config.segments.seq_len,
         "clamp_len": model.clamp_len or -1,
         "same_length": model.same_length,
         "proj_share_all_but_first": False,  # tie_projs says it for each bin

@@ -99,7 +99,7 @@ def sections(
         },
         "objective": {"name": "permutation"},
         "segments": {
-            "seq_len": TRAINED_WITH["seq_len"],
+            "seq_len": settings.length("seq_len", TRAINED_WITH["seq_len"]),
             "mem_len": settings.length("mem_len", TRAINED_WITH["mem_len"]) if remembers else 0,
         },
     }
