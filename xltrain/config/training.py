@@ -112,7 +112,7 @@ class EvaluationConfig(Section):
     batch_size: Count = 16
     """Rows that are evaluated at once; it does not change the result."""
     max_tokens: Length = 0
-    """Validate on at most this many tokens of the validation text; 0: on all."""
+    """In training, validate on at most this many tokens of the validation text; 0: on all. `eval-ppl` reads all."""
 
 
 class CheckpointConfig(Section):

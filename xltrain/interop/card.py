@@ -154,6 +154,8 @@ def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         return []
     perplexity = "beyond counting" if found["validation_ppl"] is None else f"{found['validation_ppl']:.2f}"
     loss = f"{found['validation_loss']:.4f} nats per target, perplexity {perplexity}"
+    cut = checkpoint.config().evaluation.max_tokens
+    loss += f" on the first {cut:,} tokens" if cut else ""
     return [
         (f"validation at step {found['step']:,}", f"{loss} (knowing frequencies alone: {found['unigram_loss']:.4f})")
     ]
