@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_naive_equality import model_of
+from layouts import model_of
 
 from xltrain.config.load import validate
 from xltrain.data.columns import ColumnStream, Pairs, cut, every_pair

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import CLS, SEP, Case, T, V, cases, text_for
-from test_naive_equality import model_of
+from layouts import CLS, SEP, Case, T, V, cases, model_of, text_for
 
 from xltrain.data.streams import Position, Segment
 from xltrain.model.transformer import LanguageModel

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import NEVER, Case, T, V, cases, text_for, text_of
-from test_naive_equality import model_of
+from layouts import NEVER, Case, T, V, cases, model_of, text_for, text_of
 from torch import Tensor
 
 from xltrain.data.ahead import ReadAhead

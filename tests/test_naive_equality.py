@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import naive
 import pytest
 import torch
+from layouts import model_of
 
 from xltrain.model.init import initialise
 from xltrain.model.transformer import LanguageModel
@@ -52,22 +53,6 @@ def _flex_gradient_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention import flex_attention
 
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
-
-
-def model_of(
-    *, two_sided: bool = True, query_stream: bool = True, backend: str = "math", **settings: object
-) -> LanguageModel:
-    arguments: dict[str, object] = {
-        "vocab_size": V, "num_layers": 3, "d_model": 8, "num_heads": 2, "head_dim": 4, "d_inner": 12,
-    }  # fmt: skip
-    arguments |= settings
-    model = LanguageModel(two_sided=two_sided, query_stream=query_stream, backend=backend, **arguments).double()  # type: ignore[arg-type]
-    initialise(model, std=0.5, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # not at their trivial start
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).double() * 0.3)
-    return model
 
 
 def compare(model: LanguageModel, case: Case, *, order_of: str = "random", segments: int = 3) -> None:

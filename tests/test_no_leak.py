@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_naive_equality import model_of
+from layouts import model_of
 from test_pairs import CLS, FIRST, SEP, Reading, objective_of
 from torch import Tensor
 

@@ -270,7 +270,7 @@ def test_permuting_the_input_instead_of_the_mask(name: str) -> None:
     """With rows sorted by order, keys after a row in the new order are those of larger order: the mask is lower
     triangular (by blocks of equal order), and the losses are the same."""
     import naive
-    from test_naive_equality import model_of
+    from layouts import model_of
 
     seq_len = 7
     model = model_of(vocab_size=V)
