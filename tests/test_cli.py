@@ -355,6 +355,31 @@ def test_every_command_has_help_with_an_example(cli: Cli, command: str):
     assert f"Example: xltrain {command} " in " ".join(outcome.out.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "run", "--temperature", -1], "--temperature: must be at least 0 (help: xltrain generate --help)"),
+        (["eval-ppl", "run", "--seq-len", "x"], "--seq-len: must be a valid integer (help: xltrain eval-ppl --help)"),
+        (
+            ["eval-ppl", "run", "a.txt"],
+            "unexpected argument a.txt; a text is given by --data FILE (help: xltrain eval-ppl --help)",
+        ),
+        (["prepare", "a.yaml", "b.yaml"], "unexpected argument b.yaml (help: xltrain prepare --help)"),
+        (["prepare", "c.yaml", "--fast"], "No such option: --fast"),
+        (["prepare"], "Missing argument 'CONFIG'"),
+        (["pretrian", "c.yaml"], "No such command 'pretrian'"),
+    ],
+)
+def test_options_and_arguments_that_cannot_be_get_one_sentence(cli: Cli, arguments: list[Any], said: str):
+    assert said in cli(*arguments).sentence()
+
+
+def test_without_a_command_help_is_shown(cli: Cli):
+    outcome = cli()
+    assert outcome.status == 2
+    assert "eval-ppl" in outcome.out + outcome.err
+
+
 def test_a_command_or_option_that_does_not_exist(cli: Cli, tmp_path: Path):
     for arguments in (["pretrian", "c.yaml"], ["prepare", "c.yaml", "--fast"], ["eval-ppl", "run", "--seq-len", "0"]):
         outcome = cli(*arguments)

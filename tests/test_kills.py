@@ -148,6 +148,20 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(
     assert numbers(run) == numbers(done)
 
 
+def test_what_is_left_of_an_unfinished_checkpoint_is_removed_and_named(
+    finished: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+    leftover = run / "checkpoints" / "saving-step-7"
+    leftover.mkdir()
+    options = ["--set", f"run.output_dir={run}", "--set", "training.max_steps=7", "--resume"]
+    outcome = run_command("pretrain", config, *options)
+    assert outcome.status == 0, outcome.err
+    assert f"removed {leftover}, a checkpoint that was not finished\n" in outcome.err
+    assert newest_name(run) == 7
+
+
 def test_a_checkpoint_whose_replacement_was_killed_comes_back(finished: tuple[Path, Path], tmp_path: Path) -> None:
     config, done = finished
     run = shutil.copytree(done, tmp_path / "run")

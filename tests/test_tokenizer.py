@@ -412,6 +412,27 @@ def test_identity_gives_back_every_line_with_its_spaces(tmp_path: Path, model_ty
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines
 
 
+def test_another_validation_text_trains_no_tokenizer(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first = built(corpus.train, tmp_path).store
+    assert "training a sentencepiece vocabulary" in capsys.readouterr().err
+    second = built(corpus.train, tmp_path, valid=corpus.valid).store
+    said = capsys.readouterr().err
+    assert f"using the tokenizer of {first.folder}, which has the same training text and settings" in said
+    assert "training a sentencepiece vocabulary" not in said
+    assert second.folder != first.folder
+    assert second.tokenizer().files() == first.tokenizer().files()
+    assert second.manifest["training"] == first.manifest["training"]
+    built(corpus.train, tmp_path, valid=corpus.valid, vocab_size=400)
+    assert "training a sentencepiece vocabulary of 400" in capsys.readouterr().err
+    for store in (first, second):  # whose model is another one now
+        (store.folder / "spiece.model").write_bytes(b"\x0a\x02ab")
+    test = written(tmp_path / "test.txt", ["Bada kile mo."] * 9)
+    built(corpus.train, tmp_path, valid=test)
+    assert "training a sentencepiece vocabulary of 500" in capsys.readouterr().err
+
+
 def test_a_text_that_spells_unk_is_told_why_its_brackets_are_lost_once(
     corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

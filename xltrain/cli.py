@@ -1,17 +1,18 @@
 """The command line. Only this module and `commands` import typer; the rest is imported when a command runs."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from xltrain import console
 from xltrain.commands import checkpoints, context, evaluate, generate, train
-from xltrain.errors import FailedElsewhere, Stopped, XltrainError
+from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
 
 app = typer.Typer(
     name="xltrain",
@@ -60,6 +61,34 @@ for _name, _function, _example in COMMANDS:
     app.command(_name, epilog=f"Example: xltrain {_name} {_example}")(_function)
 
 
+_Misuse: type[Any] = typer.BadParameter.__mro__[1]
+"""click's UsageError, wherever the installed typer has its click: options and arguments that cannot be."""
+
+
+_PLAINER = [
+    (r"Input should be greater than or equal to", "must be at least"),
+    (r"Input should be", "must be"),
+    (r", unable to parse .*", ""),
+    (r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"unexpected argument \1"),
+]
+"""What typer, click and pydantic say, and how it is said here."""
+
+
+def _say_misuse(error: Any) -> None:
+    """One sentence as for any other mistake, instead of click's usage, hint and message."""
+    message = error.format_message()
+    if "\n" in message:  # no command at all: its message is the help
+        console.fail(message)
+        return
+    message = re.sub(r"^Invalid value for '(\S+)'[^:]*: ", r"\1: ", message).rstrip(".")
+    for theirs, ours in _PLAINER:
+        message = re.sub(theirs, ours, message)
+    if message.startswith("unexpected argument") and any("--data" in param.opts for param in error.ctx.command.params):
+        message += "; a text is given by --data FILE"
+    path = error.ctx.command_path if error.ctx else "xltrain"
+    console.fail(f"xltrain: {message} (help: {path} --help)")
+
+
 class _Signalled(BaseException):
     """A signal came; not an Exception, so that no library takes it for a failure of its own and goes on."""
 
@@ -79,7 +108,10 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        app(standalone_mode=True)
+        sys.exit(app(standalone_mode=False, prog_name="xltrain") or 0)  # None, or what `raise typer.Exit` says
+    except _Misuse as error:
+        _say_misuse(error)
+        sys.exit(UsageError.exit_code)
     except (SystemExit, _Signalled, Exception) as error:
         if debug or (isinstance(error, SystemExit) and not signals):
             raise

@@ -90,7 +90,8 @@ class CorpusConfig(Section):
     text_field: str = "text"
     """Field or column of records that holds their text."""
     cache_dir: str = ".xltrain"
-    """Folder of the tokenizers and token stores, each named by the fingerprint of what it was built from."""
+    """Folder of the token stores, each with its tokenizer and named by the fingerprint of what it was built from. A
+    tokenizer is not trained again for a store with the same training text and tokenizer settings."""
     num_workers: Length = 0
     """Processes that turn text into ids; 0: one per core. The store does not depend on it."""
 

@@ -15,12 +15,12 @@ from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
-from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
+from xltrain.data.kinds import check_special_pieces, cleanup_of, load_tokenizer, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
 from xltrain.data.store import FORMAT, Store
-from xltrain.data.tokenizer import Tokenizer
+from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError
 
@@ -131,6 +131,8 @@ def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str,
         for name, found in sources.items():
             with named_by(f"corpus.{name}"):
                 _require_text(name, found)
+        if config.tokenizer.path is None and (trained := _trained_before(config, marks)) is not None:
+            return trained
         with named_by("corpus.train"):
             return make_tokenizer(config, sources["train"])
 
@@ -141,6 +143,23 @@ def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str,
         form=Form(two_columns=config.two_columns, keep_lines=config.needs_lines),
         num_workers=config.corpus.num_workers or available_cores(),
     )
+
+
+def _trained_before(config: Config, marks: dict[str, str]) -> Tokenizer | None:
+    """The tokenizer of a store that has the same training text and settings, and other validation or test texts."""
+    for path in sorted(_cache(config).glob("store-*/manifest.json")):
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT or manifest["training_fingerprint"] != marks["training_fingerprint"]:
+                continue
+            tokenizer = load_tokenizer(path.parent)
+        except (OSError, ValueError, KeyError, UsageError):  # damaged, or another process is removing it
+            continue
+        if describe(tokenizer) == manifest["tokenizer"]:
+            console.say(f"using the tokenizer of {path.parent}, which has the same training text and settings")
+            tokenizer.training = manifest["training"]
+            return tokenizer
+    return None
 
 
 def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prepared:

@@ -158,6 +158,7 @@ def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
         set_aside(folder, above=checkpoint.step)
     for leftover in (folder / "checkpoints").glob("saving-*"):
         shutil.rmtree(leftover, ignore_errors=True)
+        console.say(f"removed {leftover}, a checkpoint that was not finished")
     write_atomically(folder / "config.yaml", dump_config(config))
     return folder
 
