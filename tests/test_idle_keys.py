@@ -70,7 +70,6 @@ CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
     (
         {"schedule": {"name": "constant", "min_lr_ratio": 0.1, "decay_steps": 3}},
         {
-            "schedule.min_lr_ratio": "a schedule that is constant has none",
             "schedule.decay_steps": "a schedule that is constant has none",
         },
     ),

@@ -15,7 +15,8 @@ PIECES = ("quotes", "strip_accents", "split_digit_commas", *TRAINED[1:])
 def idle_keys(config: Config, origin: Config | None = None) -> list[Problem]:
     """Keys that are not at their defaults where they can do nothing.
 
-    ``objective.predict_fraction`` is not among them, so that ``--set objective.name=causal`` is enough to compare.
+    ``objective.predict_fraction`` and ``schedule.min_lr_ratio`` are not among them, so that ``--set
+    objective.name=causal`` or ``--set schedule.name=constant`` is enough to compare.
 
     Args:
         config: of a run.
@@ -55,7 +56,6 @@ def _rules(config: Config, *, given_tokenizer: bool) -> list[tuple[list[str], bo
             bool(config.model.adaptive.cutoffs),
             "it needs model.adaptive.cutoffs, which part the vocabulary into bins",
         ),
-        (_of("schedule", "min_lr_ratio"), schedule != "constant", "a schedule that is constant has none"),
         (
             _of("schedule", "decay_steps"),
             schedule not in ("constant", "inverse_sqrt"),
