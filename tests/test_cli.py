@@ -378,11 +378,3 @@ def test_without_a_command_help_is_shown(cli: Cli):
     outcome = cli()
     assert outcome.status == 2
     assert "eval-ppl" in outcome.out + outcome.err
-
-
-def test_a_command_or_option_that_does_not_exist(cli: Cli, tmp_path: Path):
-    for arguments in (["pretrian", "c.yaml"], ["prepare", "c.yaml", "--fast"], ["eval-ppl", "run", "--seq-len", "0"]):
-        outcome = cli(*arguments)
-        assert outcome.status == 2
-        assert outcome.out == ""
-        assert "Traceback" not in outcome.err

@@ -68,7 +68,9 @@ def test_files_behind_addresses_are_files(tmp_path: Path):
 
 
 def test_an_address_that_nobody_knows_is_one_sentence():
-    assert "nowhere://a.txt: cannot be reached (Protocol not known: nowhere" in refused(["nowhere://a.txt"])
+    assert "corpus.train: nowhere://a.txt: cannot be reached (Protocol not known: nowhere" in refused(
+        ["nowhere://a.txt"]
+    )
 
 
 def test_the_mark_that_a_storage_system_gives_is_trusted_and_its_absence_is_not(monkeypatch: pytest.MonkeyPatch):

@@ -254,6 +254,43 @@ def test_what_a_smaller_vocabulary_lacks_is_counted(tmp_path: Path, kind: str, u
     assert training["dropped_occurrences"] == {"char": 3, "word": 2}[kind]
 
 
+def test_another_validation_text_trains_no_tokenizer(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first = built(corpus.train, tmp_path).store
+    assert "training a sentencepiece vocabulary" in capsys.readouterr().err
+    second = built(corpus.train, tmp_path, valid=corpus.valid).store
+    said = capsys.readouterr().err
+    assert f"using the tokenizer of {first.folder}, which has the same training text and settings" in said
+    assert "training a sentencepiece vocabulary" not in said
+    assert second.folder != first.folder
+    assert second.tokenizer().files() == first.tokenizer().files()
+    assert second.manifest["training"] == first.manifest["training"]
+    built(corpus.train, tmp_path, valid=corpus.valid, vocab_size=400)
+    assert "training a sentencepiece vocabulary of 400" in capsys.readouterr().err
+    for store in (first, second):  # whose model is another one now
+        (store.folder / "spiece.model").write_bytes(b"\x0a\x02ab")
+    test = written(tmp_path / "test.txt", ["Bada kile mo."] * 9)
+    built(corpus.train, tmp_path, valid=test)
+    assert "training a sentencepiece vocabulary of 500" in capsys.readouterr().err
+
+
+def test_a_text_that_spells_unk_is_told_why_its_brackets_are_lost_once(
+    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = corpus.train.read_text(encoding="utf-8").splitlines()[:400]
+    train = written(tmp_path / "train.txt", [f"<unk> {line}" for line in words])
+    store = built(train, tmp_path, vocab_size=200).store
+    said = capsys.readouterr().err
+    assert "; the text spells <unk>, from which sentencepiece learns nothing: to keep < and >, add them" in said
+    assert "WARNING: corpus.train: " in said
+    built(train, tmp_path, vocab_size=200)
+    assert "WARNING" not in capsys.readouterr().err  # the store is as it was
+    model = store.folder / "spiece.model"
+    built(train, tmp_path, path=str(model), vocab_size=None)
+    assert f"are <unk>: it has characters that the vocabulary of {model} lacks\n" in capsys.readouterr().err
+
+
 # --- a model that somebody else trained
 
 
@@ -410,40 +447,3 @@ def test_identity_gives_back_every_line_with_its_spaces(tmp_path: Path, model_ty
     options = {"normalization": "identity", "character_coverage": 1.0, "model_type": model_type, "vocab_size": 60}
     tokenizer = built(written(tmp_path / "t.txt", lines), tmp_path, **options).store.tokenizer()
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(lines)] == lines
-
-
-def test_another_validation_text_trains_no_tokenizer(
-    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    first = built(corpus.train, tmp_path).store
-    assert "training a sentencepiece vocabulary" in capsys.readouterr().err
-    second = built(corpus.train, tmp_path, valid=corpus.valid).store
-    said = capsys.readouterr().err
-    assert f"using the tokenizer of {first.folder}, which has the same training text and settings" in said
-    assert "training a sentencepiece vocabulary" not in said
-    assert second.folder != first.folder
-    assert second.tokenizer().files() == first.tokenizer().files()
-    assert second.manifest["training"] == first.manifest["training"]
-    built(corpus.train, tmp_path, valid=corpus.valid, vocab_size=400)
-    assert "training a sentencepiece vocabulary of 400" in capsys.readouterr().err
-    for store in (first, second):  # whose model is another one now
-        (store.folder / "spiece.model").write_bytes(b"\x0a\x02ab")
-    test = written(tmp_path / "test.txt", ["Bada kile mo."] * 9)
-    built(corpus.train, tmp_path, valid=test)
-    assert "training a sentencepiece vocabulary of 500" in capsys.readouterr().err
-
-
-def test_a_text_that_spells_unk_is_told_why_its_brackets_are_lost_once(
-    corpus: corpora.Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    words = corpus.train.read_text(encoding="utf-8").splitlines()[:400]
-    train = written(tmp_path / "train.txt", [f"<unk> {line}" for line in words])
-    store = built(train, tmp_path, vocab_size=200).store
-    said = capsys.readouterr().err
-    assert "; the text spells <unk>, from which sentencepiece learns nothing: to keep < and >, add them" in said
-    assert "WARNING: corpus.train: " in said
-    built(train, tmp_path, vocab_size=200)
-    assert "WARNING" not in capsys.readouterr().err  # the store is as it was
-    model = store.folder / "spiece.model"
-    built(train, tmp_path, path=str(model), vocab_size=None)
-    assert f"are <unk>: it has characters that the vocabulary of {model} lacks\n" in capsys.readouterr().err

@@ -69,14 +69,14 @@ def _system(address: str) -> tuple[Any, str]:
     """The file system of an address, and the path in it.
 
     Raises:
-        UsageError: if no file system of that name is known, or its package is not installed.
+        FaultyFile: if no file system of that name is known, or its package is not installed.
     """
     import fsspec
 
     try:
         return fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:  # fsspec's own words name the package, or the protocols that it knows
-        raise UsageError(f"{address}: cannot be reached ({error})") from None
+        raise FaultyFile(f"{address}: cannot be reached ({error})") from None
 
 
 def find_files(patterns: Sequence[str], *, key: str) -> list[AnyFile]:
@@ -90,7 +90,8 @@ def find_files(patterns: Sequence[str], *, key: str) -> list[AnyFile]:
 
 def find_each(patterns: Sequence[str], *, key: str) -> list[list[AnyFile]]:
     """The files of each pattern, sorted; raises as :func:`find_files` does."""
-    found = [_remote(pattern) if "://" in pattern else _local(pattern) for pattern in patterns]
+    with named_by(key):
+        found = [_remote(pattern) if "://" in pattern else _local(pattern) for pattern in patterns]
     missing = [pattern for pattern, files in zip(patterns, found, strict=True) if not files]
     folders = [pattern for pattern in missing if Path(pattern).expanduser().is_dir()]
     if folders:
@@ -113,7 +114,7 @@ def _remote(pattern: str) -> list[AnyFile]:
         names = [path] if system.isfile(path) else sorted(system.glob(path))
         names = [name for name in names if system.isfile(name)]
     except Exception as error:  # every file system has exceptions of its own
-        raise UsageError(f"{pattern}: cannot be reached ({_one_line(error)})") from None
+        raise FaultyFile(f"{pattern}: cannot be reached ({_one_line(error)})") from None
     if "file" in ((system.protocol,) if isinstance(system.protocol, str) else system.protocol):
         return [Path(name) for name in names]
     return [RemoteFile(system.unstrip_protocol(name)) for name in names]
