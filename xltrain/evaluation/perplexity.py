@@ -301,6 +301,12 @@ def _scored_targets(plan: Plan, scored: Tensor) -> Tensor:
     return plan.targets.where(at, IGNORE)
 
 
+def unigram_entropy(counts: np.ndarray) -> float:
+    """Nats per token of a text whose ids occur so often, for who knows nothing but that."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
 def unigram_surprise(counts: np.ndarray) -> np.ndarray:
     """(V,) -ln p of every id under its share of the training text, each count raised by one."""
     return -np.log((counts + 1.0) / (counts.sum() + len(counts)))

@@ -258,6 +258,10 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if found is None and list_checkpoints(path):
         raise UsageError(f"{path}: every checkpoint is damaged; give another run, or one that is whole")
     if found is None:
+        if (path / "config.json").is_file():
+            raise UsageError(
+                f"{path}: is no run, but another program's folder or an export; import-checkpoint reads it"
+            )
         raise UsageError(f"{path}: holds no complete checkpoint; give a run's folder or a checkpoints/step-N folder")
     return found
 

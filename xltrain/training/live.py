@@ -37,6 +37,7 @@ class Run:
     objectives: by segment length.
     memory: of this process's rows.
     new_tokens: that this process has read and ``progress`` does not count yet.
+    last_loss: of the last line; None before the first one.
     """
 
     config: Config
@@ -54,6 +55,7 @@ class Run:
     validation: Split | None = None
     loss_sum: Tensor = field(default_factory=lambda: torch.zeros(()))
     new_tokens: int = 0
+    last_loss: float | None = None
 
     @classmethod
     def build(
@@ -185,6 +187,7 @@ class Run:
         taken = self.progress.loss_count - (skips.total - self.progress.skipped)
         loss = self.loss_sum.item() / taken if taken else None
         self.loss_sum.zero_()
+        self.last_loss = loss
         self.progress = replace(self.progress, loss_count=0, skipped=skips.total)
         return loss, skips
 

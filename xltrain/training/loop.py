@@ -17,7 +17,7 @@ from xltrain.data.prepare import prepare
 from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
-from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, has_targets
+from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, has_targets, unigram_entropy
 from xltrain.training.build import autocast, count_parameters
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal
@@ -303,11 +303,13 @@ def _together(mine: Result, run: Run) -> Result:
 def _look_for_plateau(run: Run, result: Result) -> None:
     step = run.progress.step
     past_warmup = step >= 2 * run.config.schedule.warmup_steps
-    stuck = past_warmup and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
+    # A validation text unlike the training text can cost as much while training goes well.
+    learning = run.last_loss is not None and run.last_loss < unigram_entropy(run.store.unigram()) - PLATEAU_NATS
+    stuck = past_warmup and not learning and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
     if run.progress.stuck >= 2:
         console.warn(
-            f"validation has stayed at the unigram loss ({result.unigram_loss:.2f} nats) since before step {step:,}: "
+            f"validation is at the unigram loss ({result.unigram_loss:.2f} nats) at step {step:,}, as it was before: "
             "the model ignores its context. Lower optimizer.lr or raise schedule.warmup_steps and start anew; "
             "models of this family seldom leave this plateau by themselves"
         )
