@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from xltrain.config.load import load_config
+from xltrain.evaluation.inspect import inspect
 from xltrain.training.dry_run import amounts
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,13 @@ def test_there_are_configurations() -> None:
 def test_it_loads_and_builds(path: Path) -> None:
     lines = amounts(load_config(path))
     assert lines[0].startswith("parameters")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_it_can_be_inspected(path: Path) -> None:
+    found = inspect(path, overrides=[], signal=False, picture=None)
+    assert found["parameters"] == sum(found["parts"].values())
+    assert found["activation_bytes"] is None or found["activation_bytes"] > 0
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -195,6 +195,7 @@ def test_the_configuration():
         "same_length": False,
         "clamp_len": 30,
         "mem_len": 7,
+        "seq_len": 9,
         "reuse_len": None,
         "use_mems_eval": True,
         "use_mems_train": False,

@@ -49,7 +49,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: 
 @uncompiled  # a compiler may reorder chunks, and then holds several
 def _in_chunks(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    # Tensors without values (`inspect`) are of a device that autocast does not know.
+    cast = kind != "meta" and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if cast else hidden.dtype
     return _Chunked.apply(hidden.to(dtype), weight, bias, targets)
 
 
