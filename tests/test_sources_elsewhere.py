@@ -21,6 +21,7 @@ def test_a_split_or_field_that_a_dataset_lacks_is_named(tmp_path: Path):
     table = datasets.Dataset.from_dict({"words": ["a", "b"]})
     datasets.DatasetDict({"validation": table}).save_to_disk(str(tmp_path / "saved"))
     folder = str(tmp_path / "saved")
+    assert refused([folder]).endswith(f"{folder} is a saved dataset; in a configuration it is {{dataset: {folder}}}")
     assert "it has the splits validation, not train" in refused([{"dataset": folder}])
     chosen = {"dataset": folder, "split": "validation"}
     assert f"corpus.train: the dataset {folder} (validation) has no field 'text', only words;" in refused([chosen])

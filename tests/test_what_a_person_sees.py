@@ -38,6 +38,14 @@ def test_a_log_file_has_a_line_per_interval_and_no_control_characters(
     assert len(said.splitlines()) < 30
 
 
+def test_a_run_that_ends_within_its_warm_up_is_told(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(config_of(text, tmp_path, steps=4, schedule__warmup_steps=10, optimizer__lr=1e-3))
+    said = "the warm-up of 10 steps is not over at the last step, 4: it ends at 0.0004, not at optimizer.lr 0.001"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.pictures
 def test_the_end_of_a_run_leaves_curves_and_plot_draws_several(
     text: Path,

@@ -18,6 +18,9 @@ from xltrain.errors import UsageError
 HEAD = 4096
 """Bytes from the beginning of a file that show what it is."""
 
+SAVED = ("dataset_info.json", "dataset_dict.json")
+"""Files by which a folder that ``datasets`` wrote is known."""
+
 _PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
 _BZIP2 = (b"1AY&SY", b"\x17rE8P\x90")  # the first block, or none; "BZh" alone could begin a text
 _IDENTIFYING = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
@@ -95,6 +98,9 @@ def find_each(patterns: Sequence[str], *, key: str) -> list[list[AnyFile]]:
     missing = [pattern for pattern, files in zip(patterns, found, strict=True) if not files]
     folders = [pattern for pattern in missing if Path(pattern).expanduser().is_dir()]
     if folders:
+        saved = [folder for folder in folders if any((Path(folder) / name).is_file() for name in SAVED)]
+        if saved:
+            raise UsageError(f"{key}: {saved[0]} is a saved dataset; in a configuration it is {{dataset: {saved[0]}}}")
         raise UsageError(f"{key}: {', '.join(folders)} is a folder; name files in it, such as {folders[0]}/*.txt")
     if missing:
         raise UsageError(f"{key}: no file matches {', '.join(missing)} (working directory {Path.cwd()})")

@@ -141,7 +141,7 @@ def open_dataset(
     except UsageError:
         raise
     except Exception as error:  # the library's loaders raise whatever their files, its servers and its code do
-        problem = " ".join(str(error).split())
+        problem = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
         raise UsageError(f"{key}: the dataset {name} cannot be loaded: {problem or type(error).__name__}") from None
     columns = list(found.column_names or [])
     if field not in columns:
@@ -154,6 +154,6 @@ def open_dataset(
 def _from_disk(found: Any, split: str, streaming: bool) -> Any:
     if hasattr(found, "keys"):
         if split not in found:
-            raise UsageError(f"it has the splits {', '.join(found)}, not {split}")
+            raise KeyError(f"it has the splits {', '.join(found)}, not {split}; name one by split")
         found = found[split]
     return found.to_iterable_dataset() if streaming else found

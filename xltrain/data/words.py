@@ -79,8 +79,8 @@ class WordTokenizer:
         number = self._ids.get(word, self.unk)
         if number < 0:
             raise UsageError(
-                f"the word {word!r} is not in the vocabulary, which has no <unk>; leave room for rare words by "
-                "tokenizer.vocab_size, or add the text to corpus.train"
+                f"the word {word!r} is not in the vocabulary, which has no <unk>; leave rare words out by "
+                "tokenizer.min_count or vocab_size, so that there is one, or add the text to corpus.train"
             )
         return number
 

@@ -85,7 +85,7 @@ def deal_again(config: TrainingConfig, processes: int, *, total: int, rows_befor
     if config.rows != rows_before:
         raise UsageError(
             f"training.batch_size x accumulate was {rows_before} and is now {config.rows}: {rule}; with {processes} "
-            f"process{'es' if processes > 1 else ''} set it to {rows}, or leave it as it was"
+            f"process{'es' if processes > 1 else ''} set it to {rows}, or back to {rows_before}"
         )
     pieces = next(count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.batch_size)
     return Deal(rows=rows, processes=processes, pieces=pieces)

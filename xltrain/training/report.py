@@ -14,6 +14,7 @@ from xltrain.training.dealing import Counts, Deal
 from xltrain.training.flops import Work
 from xltrain.training.guard import Skips
 from xltrain.training.metrics import MetricsFile, TensorBoard
+from xltrain.training.schedule import configured_lr
 
 
 def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
@@ -40,8 +41,20 @@ def start_lines(
         f"device              {place.device}, precision {_precision(config)}, attention {backend}",
         *shape_lines(config, dealt, parameters=parameters),
         f"work                {work}",
+        *_short_lines(config),
         f"files               {config.run.folder}",
         *notes,
+    ]
+
+
+def _short_lines(config: Config) -> list[str]:
+    """What a run that ends within its warm-up has to be told."""
+    steps, warmup = config.training.max_steps, config.schedule.warmup_steps
+    if warmup < steps:
+        return []
+    return [
+        f"learning rate       the warm-up of {warmup:,} steps is not over at the last step, {steps:,}: "
+        f"it ends at {configured_lr(config, steps):.3g}, not at optimizer.lr {config.optimizer.lr:g}"
     ]
 
 
