@@ -1,14 +1,17 @@
 """A run that stays where knowing only frequencies would leave it is warned about, and no other."""
 
+import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_runs import config_of
 
 from xltrain.evaluation.perplexity import Result, unigram_entropy
-from xltrain.training.checkpoint import Progress
-from xltrain.training.loop import _look_for_plateau
+from xltrain.training.checkpoint import Progress, find_checkpoint
+from xltrain.training.loop import _look_for_plateau, pretrain
 
 COUNTS = np.array([4, 2, 1, 1, 0])
 ENTROPY = 1.75 * math.log(2)  # 1/2, 1/4, 1/8, 1/8
@@ -37,13 +40,22 @@ def test_who_is_warned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = SimpleNamespace(
-        progress=Progress(step=step),
+        progress=Progress(step=step, last_loss=training),
         config=SimpleNamespace(schedule=SimpleNamespace(warmup_steps=10)),
         store=SimpleNamespace(unigram=lambda: COUNTS),
-        last_loss=training,
     )
     result = Result(nll=validation, targets=1, seconds=1.0, tokens=1, unigram_nll=unigram)
     _look_for_plateau(run, result)  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""  # once may be chance
     _look_for_plateau(run, result)  # type: ignore[arg-type]
     assert ("the model ignores its context" in capsys.readouterr().err) == warned
+
+
+def test_a_resumed_run_knows_the_last_loss(text: Path, tmp_path: Path) -> None:
+    """So that it is warned, or not, as the run without a stop would be."""
+    pretrain(config_of(text, tmp_path, steps=5, logging__every=2, checkpoint__every=3))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    loss = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    for step, logged in ((3, 2), (5, 5)):
+        found = find_checkpoint(tmp_path / "checkpoints" / f"step-{step}").progress().last_loss
+        assert found == pytest.approx(loss[logged], rel=1e-6)

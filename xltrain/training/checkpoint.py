@@ -50,6 +50,7 @@ class Progress:
     seconds: of training, over all interruptions.
     elapsed: seconds in all, with validation and logging; of saving only what the steps waited for before this one.
     loss_sum, loss_count: of the steps since the last logged one.
+    last_loss: that was logged; None before the first line, and for one whose steps were all left out.
     skipped: steps left out until then.
     updater: state of what judges steps and scales losses (see :mod:`xltrain.training.update`).
     stuck: validations in a row that found the loss at the unigram entropy.
@@ -67,6 +68,7 @@ class Progress:
     elapsed: float = 0.0
     loss_sum: float = 0.0
     loss_count: int = 0
+    last_loss: float | None = None
     skipped: int = 0
     updater: dict[str, Any] = field(default_factory=dict)
     stuck: int = 0

@@ -37,7 +37,6 @@ class Run:
     objectives: by segment length.
     memory: of this process's rows.
     new_tokens: that this process has read and ``progress`` does not count yet.
-    last_loss: of the last line; None before the first one.
     """
 
     config: Config
@@ -55,7 +54,6 @@ class Run:
     validation: Split | None = None
     loss_sum: Tensor = field(default_factory=lambda: torch.zeros(()))
     new_tokens: int = 0
-    last_loss: float | None = None
 
     @classmethod
     def build(
@@ -187,8 +185,7 @@ class Run:
         taken = self.progress.loss_count - (skips.total - self.progress.skipped)
         loss = self.loss_sum.item() / taken if taken else None
         self.loss_sum.zero_()
-        self.last_loss = loss
-        self.progress = replace(self.progress, loss_count=0, skipped=skips.total)
+        self.progress = replace(self.progress, loss_count=0, skipped=skips.total, last_loss=loss)
         return loss, skips
 
     def state(self) -> State:

@@ -304,7 +304,8 @@ def _look_for_plateau(run: Run, result: Result) -> None:
     step = run.progress.step
     past_warmup = step >= 2 * run.config.schedule.warmup_steps
     # A validation text unlike the training text can cost as much while training goes well.
-    learning = run.last_loss is not None and run.last_loss < unigram_entropy(run.store.unigram()) - PLATEAU_NATS
+    last = run.progress.last_loss
+    learning = last is not None and last < unigram_entropy(run.store.unigram()) - PLATEAU_NATS
     stuck = past_warmup and not learning and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
     if run.progress.stuck >= 2:
