@@ -243,10 +243,14 @@ def _starts(split: Split, protocol: Protocol, segment: Segment, number: Tensor) 
         return number
     if protocol.mode == "stream":
         return number * (protocol.advance or protocol.seq_len)
-    begins = np.concatenate([[0], split.ends[:-1]])
     if protocol.mode == "pairs":  # the first pair of the batch, for all of its rows
-        return torch.from_numpy(begins[number.numpy()])
-    return torch.from_numpy(begins[segment.document[:, 0].numpy()]) + number
+        return _begins(split, number.numpy())
+    return _begins(split, segment.document[:, 0].numpy()) + number
+
+
+def _begins(split: Split, documents: np.ndarray) -> Tensor:
+    """Where documents (B,) begin in the text; only these are looked up, since this is asked for every segment."""
+    return torch.from_numpy(np.where(documents > 0, split.ends[documents - 1], 0))
 
 
 def _num_scored(segment: Segment, scored: Tensor) -> int:
