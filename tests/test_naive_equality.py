@@ -178,27 +178,48 @@ def test_backends_agree_in_single_precision(two_sided: bool) -> None:
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("each_row", [False, True])
 @pytest.mark.parametrize("two_sided", [True, False])
-@pytest.mark.parametrize("num_content", [0, 5])
-def test_both_forms_of_the_shift_agree(two_sided: bool, num_content: int) -> None:
-    """The one for eager mode has a backward of its own; the one for compilers is made of views."""
-    from xltrain.model.attention import _RelativeShift, shift_traced
+@pytest.mark.parametrize(("seq_len", "slots", "content"), [(5, 3, True), (8, 0, True), (13, 2, True), (5, 3, False)])
+def test_distances_of_every_row_are_those_looked_up_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, seq_len: int, slots: int, content: bool, two_sided: bool, each_row: bool
+) -> None:
+    """In eager mode (block by block, with a backward of its own) and as a compiler sees it (views)."""
+    from xltrain.model.positions import distances
+    from xltrain.model.relative import relative_bias
+    from xltrain.model.visibility import View
 
     draw = torch.Generator().manual_seed(1)
-    keys, slots = 8, 3 if two_sided else 0
-    if num_content + slots == 0:
-        return
-    width = keys + T - 1 if two_sided else keys
-    scores = torch.randn(2, B, num_content + slots, width, generator=draw).double().requires_grad_()
-    starts = torch.randint(0, T, (B, slots), generator=draw)
-    mask = torch.zeros(B, 1, num_content + slots, keys).double()
+    mem_len, heads, size = 3, 2, 4
+    keys, num_content = mem_len + seq_len, seq_len if content else 0
+    table = distances(
+        seq_len=seq_len, mem_len=mem_len, two_sided=two_sided, clamp_len=0, device=torch.device("cpu")
+    ).tolist()
+    position = torch.cat(
+        [torch.arange(num_content).expand(B, -1), torch.randint(0, seq_len, (B, slots), generator=draw)], dim=1
+    )  # (B, R)
+    query = torch.randn(B, num_content + slots, heads, size, generator=draw).double().requires_grad_()
+    shape = (B, len(table), heads, size) if each_row else (len(table), heads, size)
+    distance_keys = torch.randn(*shape, generator=draw).double().requires_grad_()
+    hidden = torch.rand(B, 1, num_content + slots, keys, generator=draw) < 0.2
     if not two_sided:
-        future = torch.arange(keys) > keys - T + torch.arange(num_content)[:, None]
-        mask = mask.masked_fill(future, float("-inf"))
-    found = []
-    for shift in (_RelativeShift.apply, shift_traced):
-        shifted = shift(scores, mask, starts, num_content, T)
-        weights = shifted.softmax(-1)
-        found.append((weights, *torch.autograd.grad((weights * torch.arange(keys)).sum(), scores)))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        hidden |= (torch.arange(keys) > mem_len + position[..., None])[:, None]
+    mask = torch.zeros(hidden.shape).double().masked_fill(hidden, float("-inf"))
+    view = View(mask, torch.ones(()), num_content, seq_len - 1 - position[:, num_content:], seq_len)
+
+    one_by_one = torch.full((B, heads, num_content + slots, keys), float("-inf")).double()
+    for b, row, key in (~hidden[:, 0]).nonzero().tolist():
+        column = table.index(mem_len + position[b, row].item() - key)
+        by_distance = distance_keys[b, column] if each_row else distance_keys[column]  # (N, H)
+        one_by_one[b, :, row, key] = (query[b, row] * by_distance).sum(-1)
+    eager = relative_bias(query, distance_keys, view)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for found in (eager, relative_bias(query, distance_keys, view)):
+        torch.testing.assert_close(found, one_by_one)
+        loss = torch.randn(found.shape, generator=draw).double().masked_fill(hidden, 0.0)
+        mine = torch.autograd.grad((found.nan_to_num(neginf=0.0) * loss).sum(), (query, distance_keys))
+        theirs = torch.autograd.grad(
+            (one_by_one.nan_to_num(neginf=0.0) * loss).sum(), (query, distance_keys), retain_graph=True
+        )
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other)

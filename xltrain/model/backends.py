@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from xltrain.model.dropout import keep_or_drop
+from xltrain.model.dropout import kept_or_zero
 
 
 class _Attend(torch.autograd.Function):
     """Softmax, dropout of weights and their product with the values, keeping one score-sized tensor for the backward.
 
-    A dropped weight is kept with a minus sign: positive parts are the weights after dropout, absolute values those
-    before it, and the backward needs both.
+    Weights are kept halved, dropped ones with a minus sign: positive parts are half the weights after dropout, absolute
+    values half of those before it, and the backward needs both.
     """
 
     @staticmethod
@@ -26,15 +26,12 @@ class _Attend(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, dropout: float
     ) -> Tensor:  # (B*N, R, H), (B*N, K, H), (B*N, K, H), (B*N, R, K)
         scores = torch.baddbmm(bias, query, key.transpose(1, 2))  # (B*N, R, K)
-        signed = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        kept, scale = signed, 1.0
-        if dropout:
-            sign, scale = keep_or_drop(signed, dropout)
-            signed = signed.mul_(sign)
-            kept = signed.clamp(min=0.0)
+        weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        kept, scale = kept_or_zero(weights, dropout)
         output = torch.bmm(kept.to(value.dtype), value) * scale  # (B*N, R, H)
+        signed = torch.sub(kept, weights, alpha=0.5, out=weights)
         ctx.save_for_backward(query, key, value, signed, output)
-        ctx.scale = scale
+        ctx.scale = 2.0 * scale
         return output
 
     @staticmethod
@@ -46,7 +43,7 @@ class _Attend(torch.autograd.Function):
         kept = signed.clamp(min=0.0)  # (B*N, R, K)
         of_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)  # (B*N, K, H)
         of_scores = torch.bmm(grad, value.transpose(1, 2)).to(signed.dtype)  # (B*N, R, K)
-        of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-1.0).to(query.dtype)
+        of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-2.0).to(query.dtype)
         of_query = torch.bmm(of_scores, key)  # (B*N, R, H)
         of_key = torch.bmm(of_scores.transpose(1, 2), query)  # (B*N, K, H)
         return of_query, of_key, of_value, of_scores, None

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
-from xltrain.model.attention import RelativeAttention, View
+from xltrain.model.attention import RelativeAttention
 from xltrain.model.cache import Slots
 from xltrain.model.dropout import Dropout
 from xltrain.model.linear import Linear
 from xltrain.model.norm import make_norm
+from xltrain.model.visibility import View
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -40,55 +40,72 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: 
     Returns:
         (n,)
     """
-    if targets.numel() * weight.shape[0] > WHOLE:
-        return _in_chunks(hidden, weight, bias, targets)
+    few = targets.numel() * weight.shape[0] <= WHOLE
+    if not torch.compiler.is_compiling():
+        return _by_hand(hidden, weight, bias, targets, keep=few)
+    if not few:
+        return _uncompiled(hidden, weight, bias, targets)
     logits = wide(functional.linear(hidden, weight, bias))  # (n, V)
     return functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
 
 
-@uncompiled  # a compiler may reorder chunks, and then holds several
-def _in_chunks(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+def _by_hand(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, *, keep: bool) -> Tensor:
     kind = hidden.device.type
     # Tensors without values (`inspect`) are of a device that autocast does not know.
     cast = kind != "meta" and torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if cast else hidden.dtype
-    return _Chunked.apply(hidden.to(dtype), weight, bias, targets)
+    return _CrossEntropy.apply(hidden.to(dtype), weight, bias, targets, keep)
 
 
-class _Chunked(torch.autograd.Function):
-    """The logits of a chunk are made, used and dropped; the backward makes them again from the sums it has kept.
+@uncompiled  # a compiler may reorder chunks, and then holds several
+def _uncompiled(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    return _by_hand(hidden, weight, bias, targets, keep=False)
 
-    ``weight`` and ``bias`` are rounded to the dtype of ``hidden``; their gradients are summed in their own.
+
+class _CrossEntropy(torch.autograd.Function):
+    """Softmax and loss with at most one tensor of all logits; where they are many, none.
+
+    Those of a chunk are then made, used and dropped, and the backward makes them again. ``weight`` and ``bias`` are
+    rounded to the dtype of ``hidden``; their gradients are summed in their own.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        nll, total = [], []
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, keep: bool) -> Tensor:
+        nll, kept = [], []
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
-        step = max(1, AT_ONCE // weight.shape[0])
-        for rows, wanted in zip(hidden.split(step), targets.split(step), strict=True):
+        ctx.step = len(hidden) if keep else max(1, AT_ONCE // weight.shape[0])
+        for rows, wanted in zip(hidden.split(ctx.step), targets.split(ctx.step), strict=True):
             logits = wide(functional.linear(rows, *cast))  # (c, V)
-            total.append(logits.logsumexp(dim=1))  # (c,)
-            found = logits.gather(1, wanted.clamp(min=0)[:, None]).squeeze(1)  # (c,)
-            nll.append((total[-1] - found).masked_fill(wanted == IGNORE, 0.0))
-        ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(total))
+            log_probs = torch.log_softmax(logits, dim=1, out=logits)  # (c, V)
+            found = log_probs.gather(1, wanted.clamp(min=0)[:, None]).squeeze(1)  # (c,)
+            nll.append(-found.masked_fill(wanted == IGNORE, 0.0))
+            if keep:
+                kept.append(log_probs)
+        ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         return torch.cat(nll)  # (n,)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        hidden, weight, bias, targets, total = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, *kept = ctx.saved_tensors
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
-        step = max(1, AT_ONCE // weight.shape[0])
-        of_hidden, of_weight, of_bias = torch.empty_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)
+        of_hidden: list[Tensor] = []
+        of_weight = of_bias = None
         grad = grad.masked_fill(targets == IGNORE, 0.0)  # (n,)
-        for begin in range(0, len(hidden), step):
-            part = slice(begin, begin + step)
-            rows = hidden[part]  # (c, D)
-            of_logits = wide(functional.linear(rows, *cast)).sub_(total[part, None]).exp_()  # (c, V)
-            of_logits.scatter_add_(1, targets[part, None].clamp(min=0), of_logits.new_full((len(rows), 1), -1.0))
-            of_logits.mul_(grad[part, None])
-            of_bias += of_logits.sum(dim=0)
+        for rows, wanted, scale in zip(*(each.split(ctx.step) for each in (hidden, targets, grad)), strict=True):
+            if kept:
+                of_logits = kept[0].exp()  # (n, V)
+            else:
+                of_logits = wide(functional.linear(rows, *cast))  # (c, V)
+                torch.softmax(of_logits, dim=1, out=of_logits)
+            of_logits.scatter_add_(1, wanted.clamp(min=0)[:, None], of_logits.new_full((len(rows), 1), -1.0))
+            of_logits.mul_(scale[:, None])
+            of_bias = _plus(of_bias, of_logits.sum(dim=0).to(bias.dtype))  # (V,)
             of_logits = of_logits.to(hidden.dtype)
-            of_hidden[part] = of_logits @ cast[0]
-            of_weight += of_logits.T @ rows
-        return of_hidden, of_weight, of_bias, None
+            of_hidden.append(of_logits @ cast[0])  # (c, D)
+            of_weight = _plus(of_weight, (of_logits.T @ rows).to(weight.dtype))  # (V, D)
+        return torch.cat(of_hidden), of_weight, of_bias, None, None
+
+
+def _plus(total: Tensor | None, more: Tensor) -> Tensor:
+    """The sum, in place but for the first."""
+    return more if total is None else total.add_(more)

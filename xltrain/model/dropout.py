@@ -27,10 +27,12 @@ def _kept(shape: torch.Size, p: float, *, dtype: torch.dtype, device: torch.devi
     return kept, _STEPS / (_STEPS - dropped)
 
 
-def keep_or_drop(like: Tensor, p: float) -> tuple[Tensor, float]:
-    """1 where an element is kept and -1 where it is dropped, in the shape of ``like``; and the kept ones' factor."""
-    kept, scale = _kept(like.shape, p, dtype=like.dtype, device=like.device)
-    return kept.mul_(2.0).sub_(1.0), scale
+def kept_or_zero(x: Tensor, p: float) -> tuple[Tensor, float]:
+    """``x`` where an element is kept and 0 where it is dropped; and the factor that makes up for it."""
+    if not p:
+        return x, 1.0
+    kept, scale = _kept(x.shape, p, dtype=x.dtype, device=x.device)
+    return kept.mul_(x), scale
 
 
 class _Drop(torch.autograd.Function):

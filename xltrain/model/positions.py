@@ -28,8 +28,9 @@ def distances(*, seq_len: int, mem_len: int, two_sided: bool, clamp_len: int, de
     """Distances query - key in the order that the relative shift expects, the farthest past first.
 
     Returns:
-        (J,): M+T-1 down to 0, or down to -(T-1) if ``two_sided``; clipped to +-``clamp_len`` if that is above 0.
+        (J,): M+T-1 down to 0, or down to -T if ``two_sided``; clipped to +-``clamp_len`` if that is above 0.
     """
-    last = -(seq_len - 1) if two_sided else 0
+    # No row reads -T; but so J = M + 2T is mostly a multiple of 8, as matrix products like it.
+    last = -seq_len if two_sided else 0
     found = torch.arange(mem_len + seq_len - 1, last - 1, -1, device=device)  # (J,)
     return found.clamp(-clamp_len, clamp_len) if clamp_len else found

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from xltrain.model.attention import View
 from xltrain.model.block import Layer
 from xltrain.model.cache import Cache, Distances, Slots
 from xltrain.model.dropout import Dropout
@@ -21,7 +20,7 @@ from xltrain.model.memory import Memory
 from xltrain.model.norm import make_norm
 from xltrain.model.positions import distances, sinusoid
 from xltrain.model.softmax import AdaptiveSoftmax, Softmax
-from xltrain.model.visibility import Visibility
+from xltrain.model.visibility import View, Visibility
 
 Stream = Literal["content", "query"]
 Remembered = TypeVar("Remembered", Memory, Cache)

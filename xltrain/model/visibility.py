@@ -104,3 +104,55 @@ class Visibility:
             key_position = torch.arange(self.key_order.shape[1], device=seen.device) - self.mem_len  # (K,)
             seen = seen & (self.row_position[:, :, None] - key_position < self.window)
         return seen
+
+
+@dataclass(frozen=True)
+class View:
+    """What the rows of a layer may see, prepared once per forward and shared by the layers.
+
+    mask: (B, 1, R, K) 0 where visible, -inf where not; 0 everywhere in a row that sees nothing.
+    alive: (B, 1, R, 1) 0 for a row that sees nothing, 1 otherwise.
+    num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
+    starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
+    seq_len: T.
+    other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
+    backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
+    """
+
+    mask: Tensor
+    alive: Tensor
+    num_content: int
+    starts: Tensor
+    seq_len: int
+    other_segment: Tensor | None = None
+    backward: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        visibility: Visibility,
+        *,
+        seq_len: int,
+        num_content: int,
+        dtype: torch.dtype,
+        segments: tuple[Tensor, Tensor] | None = None,
+        backward: Tensor | None = None,
+    ) -> "View":
+        """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
+        seen = visibility.dense()  # (B, R, K)
+        alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)  # (B, R, K)
+        mask = mask.masked_fill_(~seen & alive, float("-inf"))
+        other = None
+        if segments is not None:
+            rows, keys = segments
+            other = (rows[:, :, None] != keys[:, None, :])[:, None].to(dtype)  # (B, 1, R, K)
+        return cls(
+            mask=mask[:, None],  # (B, 1, R, K)
+            alive=alive[:, None].to(dtype),  # (B, 1, R, 1)
+            num_content=num_content,
+            starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
+            seq_len=seq_len,
+            other_segment=other,
+            backward=backward,
+        )
