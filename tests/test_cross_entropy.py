@@ -1,10 +1,12 @@
 """Cross-entropy in chunks is the plain one, and never holds the logits of all rows."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from xltrain.model import cross_entropy
@@ -23,22 +25,40 @@ def inputs(dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
     return tensors, targets, torch.randn(ROWS, generator=draw, dtype=torch.float64).to(dtype)
 
 
-def run(dtype: torch.dtype, grad_scale: float = 1.0) -> list[Tensor]:
+def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    logits = functional.linear(hidden, weight, bias).to(torch.promote_types(hidden.dtype, torch.float32))
+    return functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE)
+
+
+def run(dtype: torch.dtype, loss: Callable[..., Tensor] = linear_cross_entropy, *, twice: bool = False) -> list[Tensor]:
     tensors, targets, weights = inputs(dtype)
-    nll = linear_cross_entropy(*tensors, targets)
-    (nll * weights * grad_scale).sum().backward()
+    nll = loss(*tensors, targets)
+    if twice:
+        torch.autograd.grad(nll.sum(), tensors, retain_graph=True)
+    (nll * weights).sum().backward()
     return [nll.detach(), *(tensor.grad for tensor in tensors if tensor.grad is not None)]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 23, 100])
-def test_losses_and_gradients_are_those_of_the_plain_path(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    plain = run(torch.float64)
-    monkeypatch.setattr(cross_entropy, "AT_ONCE", chunk * WORDS)
-    monkeypatch.setattr(cross_entropy, "WHOLE", 0)
-    chunked = run(torch.float64)
-    assert (chunked[0] == 0).nonzero().squeeze(1).tolist() == [0, 5, 22]
-    for one, other in zip(plain, chunked, strict=True):
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("chunk", [1, 7, 23, 100, None])
+def test_losses_and_gradients_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, chunk: int | None, twice: bool
+) -> None:
+    if chunk is not None:
+        monkeypatch.setattr(cross_entropy, "AT_ONCE", chunk * WORDS)
+        monkeypatch.setattr(cross_entropy, "WHOLE", 0)
+    found = run(torch.float64, twice=twice)
+    assert (found[0] == 0).nonzero().squeeze(1).tolist() == [0, 5, 22]
+    for one, other in zip(run(torch.float64, by_torch), found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_of_no_rows_there_are_no_losses_and_the_gradient_is_zero() -> None:
+    tensors, _, _ = inputs(torch.float32)
+    nll = linear_cross_entropy(tensors[0][:0], *tensors[1:], torch.zeros(0, dtype=torch.long))
+    assert nll.shape == (0,)
+    nll.sum().backward()
+    assert not any(tensor.grad.any() for tensor in tensors if tensor.grad is not None)
 
 
 def test_the_derivative_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +74,7 @@ def test_under_autocast_losses_are_fp32_and_gradients_are_no_worse_than_the_plai
 ) -> None:
     exact = run(torch.float32)
     with torch.autocast("cpu", dtype=dtype):
-        plain = run(torch.float32)
+        plain = run(torch.float32, by_torch)
         monkeypatch.setattr(cross_entropy, "WHOLE", 0)
         monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * WORDS)
         chunked = run(torch.float32)

@@ -71,7 +71,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, keep: bool) -> Tensor:
-        nll, kept = [], []
+        nll, ctx.kept = [], []
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
         ctx.step = len(hidden) if keep else max(1, AT_ONCE // weight.shape[0])
         for rows, wanted in zip(hidden.split(ctx.step), targets.split(ctx.step), strict=True):
@@ -80,20 +80,20 @@ class _CrossEntropy(torch.autograd.Function):
             found = log_probs.gather(1, wanted.clamp(min=0)[:, None]).squeeze(1)  # (c,)
             nll.append(-found.masked_fill(wanted == IGNORE, 0.0))
             if keep:
-                kept.append(log_probs)
-        ctx.save_for_backward(hidden, weight, bias, targets, *kept)
+                ctx.kept.append(log_probs)
+        ctx.save_for_backward(hidden, weight, bias, targets)
         return torch.cat(nll)  # (n,)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets = ctx.saved_tensors
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
         of_hidden: list[Tensor] = []
         of_weight = of_bias = None
         grad = grad.masked_fill(targets == IGNORE, 0.0)  # (n,)
         for rows, wanted, scale in zip(*(each.split(ctx.step) for each in (hidden, targets, grad)), strict=True):
-            if kept:
-                of_logits = kept[0].exp()  # (n, V)
+            if ctx.kept:  # they are used up, so a second backward makes them again
+                of_logits = ctx.kept.pop().exp_()  # (n, V)
             else:
                 of_logits = wide(functional.linear(rows, *cast))  # (c, V)
                 torch.softmax(of_logits, dim=1, out=of_logits)
