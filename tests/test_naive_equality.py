@@ -178,17 +178,26 @@ def test_backends_agree_in_single_precision(two_sided: bool) -> None:
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows_of_block", [1, 8, 128])
 @pytest.mark.parametrize("each_row", [False, True])
 @pytest.mark.parametrize("two_sided", [True, False])
 @pytest.mark.parametrize(("seq_len", "slots", "content"), [(5, 3, True), (8, 0, True), (13, 2, True), (5, 3, False)])
 def test_distances_of_every_row_are_those_looked_up_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, seq_len: int, slots: int, content: bool, two_sided: bool, each_row: bool
+    monkeypatch: pytest.MonkeyPatch,
+    seq_len: int,
+    slots: int,
+    content: bool,
+    two_sided: bool,
+    each_row: bool,
+    rows_of_block: int,
 ) -> None:
     """In eager mode (block by block, with a backward of its own) and as a compiler sees it (views)."""
+    from xltrain.model import relative
     from xltrain.model.positions import distances
     from xltrain.model.relative import relative_bias
     from xltrain.model.visibility import View
 
+    monkeypatch.setattr(relative, "ROWS_OF_BLOCK", rows_of_block)
     draw = torch.Generator().manual_seed(1)
     mem_len, heads, size = 3, 2, 4
     keys, num_content = mem_len + seq_len, seq_len if content else 0
@@ -213,8 +222,11 @@ def test_distances_of_every_row_are_those_looked_up_one_by_one(
         by_distance = distance_keys[b, column] if each_row else distance_keys[column]  # (N, H)
         one_by_one[b, :, row, key] = (query[b, row] * by_distance).sum(-1)
     eager = relative_bias(query, distance_keys, view)
+    with torch.no_grad():
+        torch.testing.assert_close(relative_bias(query, distance_keys, view), one_by_one)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for found in (eager, relative_bias(query, distance_keys, view)):
+    traced = relative_bias(query, distance_keys, view)
+    for found in (eager, traced):
         torch.testing.assert_close(found, one_by_one)
         loss = torch.randn(found.shape, generator=draw).double().masked_fill(hidden, 0.0)
         mine = torch.autograd.grad((found.nan_to_num(neginf=0.0) * loss).sum(), (query, distance_keys))

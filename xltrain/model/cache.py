@@ -6,12 +6,13 @@ one comes out; what is computed is the same.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from xltrain.model.memory import valid_slots
+from xltrain.model.scratch import Scratch
 
 
 class Distances:
@@ -91,6 +92,7 @@ class Cache:
     end: the slot after the newest position, in the buffer.
     length: (B,) number of valid slots, counted back from ``end``.
     mem_len: M.
+    scratch: room for what layers need while they compute, kept from segment to segment.
     """
 
     buffer: _Buffer
@@ -98,6 +100,7 @@ class Cache:
     length: Tensor
     mem_len: int
     distances: Distances
+    scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
     def empty(

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from xltrain.model.visibility import View
 
-BLOCKS = 4
-"""Into how many blocks content rows are cut on a CPU."""
+BLOCKS, ROWS_OF_BLOCK = 4, 128
+"""On a CPU content rows are cut into up to so many blocks, each with at least so many rows of all B together."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,16 @@ class _Block:
     keys: int
 
 
-def _blocks(num_content: int, *, keys: int, width: int, device: torch.device) -> Iterator[_Block]:
-    size = -(-num_content // BLOCKS) if device.type == "cpu" else num_content
+def _blocks(num_content: int, *, rows: int, keys: int, width: int, device: torch.device) -> Iterator[_Block]:
+    number = min(BLOCKS, max(1, rows * num_content // ROWS_OF_BLOCK)) if device.type == "cpu" else 1
+    size = -(-num_content // number)
     for first in range(0, num_content, max(1, size)):
         after = num_content - min(num_content, first + size)  # rows after the block
-        rows = slice(first, num_content - after)
+        part = slice(first, num_content - after)
         if width > keys:  # two-sided
-            yield _Block(rows, slice(after, after + keys + rows.stop - rows.start), keys)
+            yield _Block(part, slice(after, after + keys + part.stop - part.start), keys)
         else:
-            yield _Block(rows, slice(after, keys), keys - after)
+            yield _Block(part, slice(after, keys), keys - after)
 
 
 class _RelativeBias(torch.autograd.Function):
@@ -49,21 +50,23 @@ class _RelativeBias(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, distance_keys: Tensor, mask: Tensor, starts: Tensor, num_content: int
-    ) -> Tensor:
-        # query (B, R, N, H), distance_keys (G, J, H) for G = N or N * B, mask (B, 1, R, K), starts (B, R - C)
+        ctx: Any, query: Tensor, distance_keys: Tensor, view: View, bias: Tensor | None
+    ) -> Tensor:  # query (B, R, N, H), distance_keys (G, J, H) for G = N or N * B, bias: room for the result, or None
         rows, total, heads, _ = query.shape
-        keys, width = mask.shape[-1], distance_keys.shape[1]
-        bias = query.new_empty(rows, heads, total, keys)  # (B, N, R, K)
-        mask = mask.to(query.dtype)
+        keys, width, num_content = view.mask.shape[-1], distance_keys.shape[1], view.num_content
+        if bias is None:
+            bias = query.new_empty(rows, heads, total, keys)  # (B, N, R, K)
+        mask = view.mask.to(query.dtype)  # (B, 1, R, K)
 
         def products(part: slice, columns: slice) -> tuple[Tensor, Tensor]:  # (G, .., H), (N, B, r, j)
             some = query[:, part].permute(2, 0, 1, 3)  # (N, B, r, H)
             some = some.reshape(len(distance_keys), -1, some.shape[-1])  # (G, .., H)
-            found = torch.bmm(some, distance_keys[:, columns].transpose(1, 2))  # (G, .., j)
+            wanted = distance_keys[:, columns].transpose(1, 2)  # (G, H, j)
+            found = view.scratch.of("products", *some.shape[:2], wanted.shape[2], like=some)  # (G, .., j)
+            torch.bmm(some, wanted, out=found)
             return some, found.view(heads, rows, -1, found.shape[-1])
 
-        groups, blocks = [], list(_blocks(num_content, keys=keys, width=width, device=query.device))
+        groups, blocks = [], list(_blocks(num_content, rows=rows, keys=keys, width=width, device=query.device))
         for block in blocks:
             group, found = products(block.rows, block.columns)
             groups.append(group)
@@ -75,12 +78,13 @@ class _RelativeBias(torch.autograd.Function):
             )  # (B, N, r, k)
             torch.add(picked, mask[:, :, block.rows, : block.keys], out=bias[:, :, block.rows, : block.keys])
             bias[:, :, block.rows, block.keys :] = mask[:, :, block.rows, block.keys :]
-        index = starts.new_zeros(0)
+        index = view.starts.new_zeros(0)
         if total > num_content:
             further = slice(num_content, None)
             group, found = products(further, slice(None))  # (N, B, R - C, J)
             groups.append(group)
-            index = starts[:, None, :, None] + torch.arange(keys, device=starts.device)  # (B, 1, R - C, K)
+            index = torch.arange(keys, device=mask.device)  # (K,)
+            index = index + view.starts[:, None, :, None]  # (B, 1, R - C, K)
             index = index.clamp(max=width - 1).expand(-1, heads, -1, -1)  # one-sided tables: future keys are hidden
             torch.add(found.transpose(0, 1).gather(3, index), mask[:, :, further], out=bias[:, :, further])
         ctx.save_for_backward(distance_keys, index, *groups)
@@ -88,7 +92,7 @@ class _RelativeBias(torch.autograd.Function):
         return bias
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         distance_keys, index, *groups = ctx.saved_tensors  # (G, J, H), (B, N, R - C, K), (G, .., H) each
         rows, heads, total, _ = grad.shape
         width, head_dim = distance_keys.shape[1:]
@@ -119,7 +123,7 @@ class _RelativeBias(torch.autograd.Function):
             found = grad.new_zeros(heads, rows, total - ctx.num_content, width)  # (N, B, R - C, J)
             found.transpose(0, 1).scatter_add_(3, index, grad[:, :, further])
             backward(further, slice(None), groups[-1], found)
-        return of_query, of_distance_keys, None, None, None
+        return of_query, of_distance_keys, None, None
 
 
 def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:
@@ -147,6 +151,8 @@ def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int,
 def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     """The part of the scores that depends on position, with the mask in it.
 
+    Without gradients the result lies in room that the next layer uses again.
+
     Args:
         query: (B, R, N, H) = (q + v), scaled.
         distance_keys: (J, N, H) = W_r R(distance), in the order of :func:`xltrain.model.positions.distances`;
@@ -162,4 +168,8 @@ def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
         return shift_traced(scores, view.mask, view.starts, view.num_content, view.seq_len)
     grouped = distance_keys.movedim(-2, 0)  # (N, J, H) or (N, B, J, H)
     grouped = grouped.reshape(-1, *grouped.shape[-2:])  # (G, J, H): one product per head for all rows of text, or each
-    return _RelativeBias.apply(query, grouped, view.mask, view.starts, view.num_content)
+    room = None
+    if not torch.is_grad_enabled():
+        shape = len(query), query.shape[2], *view.mask.shape[2:]  # (B, N, R, K)
+        room = view.scratch.of("bias", *shape, like=query)
+    return _RelativeBias.apply(query, grouped, view, room)

@@ -365,7 +365,13 @@ class LanguageModel(nn.Module):
 
         def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
             return View.of(
-                rule, seq_len=seq_len, num_content=num_content, dtype=dtype, segments=parts, backward=backward
+                rule,
+                seq_len=seq_len,
+                num_content=num_content,
+                dtype=dtype,
+                segments=parts,
+                backward=backward,
+                scratch=memory.scratch if isinstance(memory, Cache) else None,
             )
 
         every = view(visibility, num_content=seq_len, parts=segments)

@@ -8,10 +8,12 @@ Each row gets a *limit* (its order; one less for a query row) and each key an or
 padding and unused memory). Then all of the above is ``key_order <= limit``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from xltrain.model.scratch import Scratch
 
 HIDDEN = 2**31 - 1
 """Order of a position that nobody may see."""
@@ -117,6 +119,7 @@ class View:
     seq_len: T.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
     backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
+    scratch: room for what a layer needs while it computes.
     """
 
     mask: Tensor
@@ -126,6 +129,7 @@ class View:
     seq_len: int
     other_segment: Tensor | None = None
     backward: Tensor | None = None
+    scratch: Scratch = field(default_factory=Scratch)
 
     @classmethod
     def of(
@@ -137,12 +141,13 @@ class View:
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
         backward: Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> "View":
         """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
         seen = visibility.dense()  # (B, R, K)
         alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
-        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)  # (B, R, K)
-        mask = mask.masked_fill_(~seen & alive, float("-inf"))
+        shown, hidden = (torch.full((), value, dtype=dtype, device=seen.device) for value in (0.0, float("-inf")))
+        mask = torch.where(seen.logical_or_(~alive), shown, hidden)  # (B, R, K)
         other = None
         if segments is not None:
             rows, keys = segments
@@ -155,4 +160,5 @@ class View:
             seq_len=seq_len,
             other_segment=other,
             backward=backward,
+            scratch=scratch or Scratch(),
         )
