@@ -77,7 +77,8 @@ class _RelativeBias(torch.autograd.Function):
                 found.storage_offset() + size - 1,
             )  # (B, N, r, k)
             torch.add(picked, mask[:, :, block.rows, : block.keys], out=bias[:, :, block.rows, : block.keys])
-            bias[:, :, block.rows, block.keys :] = mask[:, :, block.rows, block.keys :]
+            if block.keys < keys:
+                bias[:, :, block.rows, block.keys :] = mask[:, :, block.rows, block.keys :]
         index = view.starts.new_zeros(0)
         if total > num_content:
             further = slice(num_content, None)
