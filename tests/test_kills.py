@@ -16,6 +16,7 @@ from conftest import run_command
 from processes import started
 from test_processes import config_file
 
+from xltrain.errors import UsageError
 from xltrain.training import loop
 from xltrain.training.checkpoint import damage, find_checkpoint, list_checkpoints, newest_checkpoint
 from xltrain.training.live import Run
@@ -221,3 +222,45 @@ def test_a_folder_in_which_a_run_is_still_at_work_is_left_alone(
     assert not (tmp_path / "run" / ".lock").exists()
     monkeypatch.undo()
     assert run_command(*arguments, "--overwrite").status == 0
+
+
+@pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+def test_a_folder_is_taken_before_its_checkpoints_are_looked_at(
+    option: str, finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run that ends while another one prepares would leave checkpoints that the other takes out of the way."""
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+    arguments = ["pretrain", config, "--set", f"run.output_dir={run}", "--set", "training.max_steps=8"]
+    original, seconds = loop.prepare, []
+
+    def preparing(config: Any) -> Any:
+        if not seconds:
+            seconds.append(None)  # the second one prepares too, if it is let in
+            seconds[0] = run_command(*arguments, "--resume")
+        return original(config)
+
+    monkeypatch.setattr(loop, "prepare", preparing)
+    outcome = run_command(*arguments, option)
+    assert outcome.status == 0, outcome.err
+    assert "a run is at work there" in seconds[0].sentence(status=2)
+    assert [path.name for path in (run / "checkpoints").iterdir() if not path.name.startswith("step-")] == []
+    assert newest_name(run) == 8
+
+
+def test_of_two_new_runs_in_one_folder_the_second_is_refused_before_it_prepares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = config_file(tmp_path, training__max_steps=2), tmp_path / "new" / "run"
+    seconds: list[Any] = []
+
+    def preparing(config: Any) -> Any:
+        if not seconds:
+            seconds.append(None)
+            seconds[0] = run_command("pretrain", tmp_path / "config.yaml", "--set", f"run.output_dir={run}")
+        raise UsageError("the text is not there")
+
+    monkeypatch.setattr(loop, "prepare", preparing)
+    assert run_command("pretrain", config, "--set", f"run.output_dir={run}").sentence() == "the text is not there"
+    assert "a run is at work there" in seconds[0].sentence()
+    assert not (tmp_path / "new").exists(), "a run that did not begin leaves no folder"

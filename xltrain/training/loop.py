@@ -48,16 +48,20 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
         XltrainError: if training has diverged, or a checkpoint cannot be written.
     """
     peers = peers or Peers()
-    start = Start.of(peers.from_first("start", lambda: _prepare(config, peers, resume=resume, overwrite=overwrite)))
+    with ExitStack() as held:
+        found = peers.from_first("start", lambda: _prepare(config, peers, held, resume=resume, overwrite=overwrite))
+        return _pretrain(config, peers, Start.of(found))
+
+
+def _pretrain(config: Config, peers: Peers, start: "Start") -> Path:
     torch.backends.cuda.matmul.allow_tf32 = config.training.tf32
     place = join(peers, config.training.device)
-    held = ExitStack()
     try:
         run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
         if run.progress.step >= config.training.max_steps and not run.progress.validation_owed:
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
-        folder = Path(peers.from_first("files", lambda: _ready(run, start, held)))
+        folder = Path(peers.from_first("files", lambda: _ready(run, start)))
         work = Work.of(config, vocab_size=run.tokenizer.vocab_size, place=place)
         _introduce(run, start, work)
         with explained(config):
@@ -69,7 +73,6 @@ def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, p
             raise XltrainError("another process of this run has ended, see its message; --resume continues") from error
         raise
     finally:
-        held.close()
         disconnect()
     return folder
 
@@ -98,8 +101,11 @@ class Start:
         return cls(Store.open(store), Deal(**found["deal"]), **checkpoints)
 
 
-def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """All that is done once for all processes, before they are connected: it may take hours."""
+def _prepare(config: Config, peers: Peers, held: ExitStack, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """All that is done once for all processes, before they are connected: it may take hours.
+
+    ``held`` keeps other runs out of this one's folder until it is closed.
+    """
     device = choose_device(config.training.device)
     if config.model.attention_backend == "flex" and device.type == "cpu":
         raise UsageError("model.attention_backend: flex has no gradient on a CPU; choose math or sdpa")
@@ -108,6 +114,7 @@ def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> 
             "model.norm: batch_norm sees the rows of one process only, so the result would depend on the number of "
             f"processes (here {peers.world_size}); choose another norm, or start one process"
         )
+    held.enter_context(alone(Path(config.run.folder)))
     checkpoint, dealt = open_run(config, processes=peers.world_size, resume=resume, overwrite=overwrite)
     origin = None
     if checkpoint is None and config.run.init_from is not None:
@@ -120,10 +127,9 @@ def _prepare(config: Config, peers: Peers, *, resume: bool, overwrite: bool) -> 
     }
 
 
-def _ready(run: Run, start: Start, held: ExitStack) -> str:
-    """The run's folder, once nothing speaks against training; ``held`` keeps others out of it until it is closed."""
+def _ready(run: Run, start: Start) -> str:
+    """The run's folder, made ready once nothing speaks against training."""
     _require_targets(run)
-    held.enter_context(alone(Path(run.config.run.folder)))
     return str(start_files(run.config, start.checkpoint))
 
 

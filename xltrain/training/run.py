@@ -1,12 +1,11 @@
 """The folder of a run: may it be used, and what is in it to go on from."""
 
-import contextlib
 import errno
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from xltrain import console
@@ -66,18 +65,51 @@ MAY_CHANGE = {
 """Keys (or whole sections) that a resumed run may have different from the run it continues."""
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; one that is being stopped still saves its state there.
+
+    The folder is made if need be, and taken away again if nothing has been written into it.
+
+    Raises:
+        UsageError: if it cannot be made, nothing can be written into it, or another run is at work there.
+    """
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
+    made, lock = [place for place in (folder, *folder.parents) if not place.exists()], folder / ".lock"
+    with ExitStack() as held:
+        held.callback(_remove_empty, made)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            free = held.enter_context(locked_if_free(lock))
+        except OSError as error:
+            problem = f"run.output_dir: {folder} cannot be used ({error.strerror}); choose another folder"
+            raise UsageError(problem) from None
+        if not free:
+            raise UsageError(f"{folder}: a run is at work there; wait until it has ended, or choose another folder")
+        held.callback(lock.unlink, missing_ok=True)
+        yield
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: bool) -> tuple[Checkpoint | None, Deal]:
-    """Check the run's folder; returns the checkpoint to go on from (None: start at step 0), and each process's rows.
+    """What the run's folder holds: the checkpoint to go on from (None: start at step 0), and each process's rows.
+
+    Only for who is :func:`alone` there: another run would write checkpoints between this look and the first step.
 
     Raises:
         UsageError: if the folder holds a run and neither ``resume`` nor ``overwrite`` says what to do with it, if all
             its checkpoints are damaged, or if the configuration does not continue that run.
     """
     folder, new = Path(config.run.folder), (None, deal(config.training, processes))
-    for place in (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
-            raise UsageError(f"run.output_dir: {place} is a file; choose a folder")
-    _require_writable(folder)
     put_back(folder)
     if not holds_run(folder) or overwrite:
         if resume:
@@ -108,41 +140,8 @@ def open_run(config: Config, *, processes: int = 1, resume: bool, overwrite: boo
     return checkpoint, dealt
 
 
-def _require_writable(folder: Path) -> None:
-    """Find out before hours of preparation that a folder cannot be made, or nothing written into it; leaves nothing."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        problem = f"run.output_dir: {folder} cannot be used ({error.strerror}); choose another folder"
-        raise UsageError(problem) from None
-    finally:
-        for place in made:
-            with contextlib.suppress(OSError):
-                place.rmdir()
-
-
 def holds_run(folder: Path) -> bool:
     return (folder / "config.yaml").exists() or bool(list_checkpoints(folder))
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder; one that is being stopped still saves its state there.
-
-    Raises:
-        UsageError: if one is at work there.
-    """
-    lock = folder / ".lock"
-    with locked_if_free(lock) as free:
-        if not free:
-            raise UsageError(f"{folder}: a run is at work there; wait until it has ended, or choose another folder")
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
 
 
 def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
