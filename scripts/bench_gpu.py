@@ -145,12 +145,19 @@ def _with_steps(config: Config, steps: int) -> Config:
 
 def check_waiting(folder: Path, device: torch.device) -> bool:
     """Steps during which torch refuses every wait of the host for the device."""
-    config = tiny(folder, "waiting", device, "training.precision=fp16")
+    adaptive = ("objective.name=causal", "model.adaptive.cutoffs=[20, 60]", "model.adaptive.div_val=2")
+    kinds = {"fp16": ("training.precision=fp16",), "muon": ("optimizer.name=muon",), "adaptive softmax": adaptive}
+    results = [_never_waits(folder, device, name, changes) for name, changes in kinds.items()]
+    return all(results)
+
+
+def _never_waits(folder: Path, device: torch.device, name: str, changes: tuple[str, ...]) -> bool:
+    config = tiny(folder, name.replace(" ", "-"), device, *changes)
     run = Run.build(config, Place(device=device), prepare(config).store, None)
     run.model.train()
     for _ in range(3):
         run.step()
-    said = "no wait for the device in a step"
+    said = f"no wait for the device in a step, {name}"
     if device.type != "cuda":
         return _say(True, f"{said}: nothing to see without one")
     torch.cuda.set_sync_debug_mode("error")
@@ -198,9 +205,10 @@ def measure(
     updater = Updater(build_optimizer(model, config.optimizer), config.optimizer, precision="bf16", device=device)
     plan = random_plan(config, vocab_size, rows=rows, seq_len=config.segments.seq_len, device=device)
     memory = [model.empty_memory(rows=rows, mem_len=config.segments.mem_len)]
+    rooms = [model.softmax.room(plan.targets.cpu())]
 
     def step() -> None:
-        _, memory[:] = train_step(model, updater, [plan], memory, seeds=[1])
+        _, memory[:] = train_step(model, updater, [plan], memory, seeds=[1], rooms=rooms)
 
     with FlopCounterMode(display=False) as counter:
         step()

@@ -41,6 +41,7 @@ class Stopwatch:
         self.began = 0.0
         self.step = Run.step
         segment, _ = bare.stream.read(bare.progress.position)
+        self.room = bare.room(segment, 0, bare.deal.rows)
         self.segment = segment.to(bare.place.device)
         self.plan = bare._plan(
             self.segment, torch.arange(bare.deal.rows, device=bare.place.device), 1, 0, bare.deal.rows
@@ -48,7 +49,7 @@ class Stopwatch:
 
     def bare_step(self) -> None:
         _, (self.bare.memory,) = train_step(
-            self.bare.network, self.bare.updater, [self.plan], [self.bare.memory], seeds=[1]
+            self.bare.network, self.bare.updater, [self.plan], [self.bare.memory], seeds=[1], rooms=[self.room]
         )
         _wait(self.bare.place.device)
 

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
+from xltrain.model import softmax
 from xltrain.model.init import initialise, std_of
 from xltrain.model.linear import Linear
 from xltrain.model.norm import make_norm
+from xltrain.model.softmax import Room
 from xltrain.model.transformer import LanguageModel
 
 
@@ -143,6 +145,47 @@ def test_adaptive_log_probabilities_are_a_distribution_in_the_order_of_ids() -> 
     expected = -table.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
     expected[0, 0] = 0.0
     torch.testing.assert_close(model.softmax(hidden, targets), expected)
+
+
+@pytest.mark.parametrize("div_val", [1, 2])
+@pytest.mark.parametrize("counts", [(5, 5), (12, 9), (0, 5), (0, 0)])
+def test_an_adaptive_softmax_with_room_gives_the_same_losses_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, div_val: int, counts: tuple[int, int]
+) -> None:
+    """``counts``: targets in the two further bins; the room is exact, and then more than that."""
+    monkeypatch.setattr(softmax, "ROUNDED", 1)
+    model = model_of(vocab_size=30, cutoffs=[8, 20], div_val=div_val, tie_projections=[False, True, True])
+    initialise(model, std=0.3, generator=draw())
+    hidden = torch.randn(3, 8, 32, generator=draw()).double().requires_grad_()
+    model.double()
+    targets = torch.cat(
+        [
+            torch.randint(8, 20, counts[:1], generator=draw()),
+            torch.randint(20, 30, counts[1:], generator=draw()),
+            torch.randint(-1, 8, (24 - sum(counts),), generator=draw()),
+        ]
+    )
+    targets = targets[torch.randperm(24, generator=draw())].view(3, 8)
+    exact = model.softmax.room(targets)
+    assert exact is not None
+    assert exact.counts == counts
+    found = []
+    for room in (None, exact, Room([count + 3 for count in counts]), Room([100, 100])):
+        model.zero_grad(set_to_none=True)
+        nll = model.softmax(hidden, targets, room)
+        weight = torch.randn(3, 8, generator=draw()).double()
+        gradients = torch.autograd.grad((nll * weight).sum(), [hidden, *model.softmax.parameters()])
+        found.append((nll, *gradients))
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_too_little_room_in_a_bin_is_an_error_and_not_a_wrong_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "ROUNDED", 1)
+    model = model_of(vocab_size=30, cutoffs=[8, 20], div_val=2, tie_projections=[False, True, True])
+    with pytest.raises(RuntimeError, match="more targets in a bin"):
+        model.softmax(torch.randn(1, 4, 32), torch.tensor([[9, 10, 25, 0]]), Room([1, 1]))
 
 
 def test_uniform_model_has_the_entropy_of_its_vocabulary() -> None:

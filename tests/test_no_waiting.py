@@ -40,13 +40,18 @@ def run_of(text: Path, folder: Path, device: str, **changes: Any) -> Run:
     return run
 
 
+ADAPTIVE = {"cutoffs": [6, 12], "div_val": 2}
 NO_DROPOUT = {"model__dropout": 0.0, "model__attention_dropout": 0.0}  # on a CPU its masks are drawn another way
 
 
 @pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_nothing_of_a_step_is_read_by_the_host(text: Path, tmp_path: Path, objective: str, precision: str) -> None:
-    run = run_of(text, tmp_path, "cpu", objective__name=objective, training__precision=precision, **NO_DROPOUT)
+@pytest.mark.parametrize(
+    "change", [{}, {"training__precision": "fp16"}, {"optimizer__name": "muon"}], ids=["fp32", "fp16", "muon"]
+)
+def test_nothing_of_a_step_is_read_by_the_host(
+    text: Path, tmp_path: Path, objective: str, change: dict[str, Any]
+) -> None:
+    run = run_of(text, tmp_path, "cpu", objective__name=objective, **change, **NO_DROPOUT)
     run.step()
     segment = run.stream.read(run.progress.position)
     run.stream.read = lambda position: segment  # type: ignore[method-assign]  # a segment is made on the host
@@ -55,18 +60,25 @@ def test_nothing_of_a_step_is_read_by_the_host(text: Path, tmp_path: Path, objec
     assert seen.found == ["_local_scalar_dense"]  # the count of the segment's tokens, before they go to the device
 
 
-def test_an_adaptive_softmax_has_to_ask_once_per_further_bin(text: Path, tmp_path: Path) -> None:
-    adaptive = {"cutoffs": [6, 12], "div_val": 2}
-    run = run_of(text, tmp_path, "cpu", objective__name="causal", model__adaptive=adaptive, **NO_DROPOUT)
+@pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
+def test_an_adaptive_softmax_is_told_how_many_targets_its_bins_have(text: Path, tmp_path: Path, objective: str) -> None:
+    run = run_of(text, tmp_path, "cpu", objective__name=objective, model__adaptive=ADAPTIVE, **NO_DROPOUT)
+    run.step()
+    segment = run.stream.read(run.progress.position)
+    room = run.room(segment[0], 0, run.deal.rows)
+    run.stream.read = lambda position: segment  # type: ignore[method-assign]  # a segment is made on the host,
+    run.room = lambda *given: room  # type: ignore[method-assign]  # and this is counted there
     with Waits() as seen:
         run.step()
-    assert seen.found.count("nonzero") == 2
+    assert seen.found == ["_local_scalar_dense"]
 
 
 @pytest.mark.gpu
 def test_a_step_never_waits_for_the_device(text: Path, tmp_path: Path) -> None:
-    for precision in ("fp32", "bf16", "fp16"):
-        run = run_of(text, tmp_path, "cuda", training__precision=precision)
+    changes: list[dict[str, Any]] = [{"training__precision": precision} for precision in ("fp32", "bf16", "fp16")]
+    changes += [{"objective__name": "causal", "model__adaptive": ADAPTIVE}, {"optimizer__name": "muon"}]
+    for number, change in enumerate(changes):
+        run = run_of(text, tmp_path / str(number), "cuda", **change)
         for _ in range(3):
             run.step()
         torch.cuda.set_sync_debug_mode("error")

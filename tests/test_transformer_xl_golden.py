@@ -98,7 +98,7 @@ def test_training_curve() -> None:
     losses, norms = [], []
     for number in range(config["steps"]):
         plan = Causal().plan(segment_of(tokens, number, length), Draw(0, 0, torch.arange(config["streams"])))
-        stats, (memory,) = train_step(model, updater, [plan], [memory], seeds=[number])
+        stats, (memory,) = train_step(model, updater, [plan], [memory], seeds=[number], rooms=[None])
         losses.append(stats.loss)
         norms.append(stats.grad_norm)
     torch.testing.assert_close(torch.stack(losses).double(), tensors["expected.loss"], rtol=1e-6, atol=0)

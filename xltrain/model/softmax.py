@@ -6,8 +6,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from xltrain.model.cross_entropy import linear_cross_entropy, uncompiled, wide
+from xltrain.model.cross_entropy import IGNORE, linear_cross_entropy, uncompiled, wide
 from xltrain.model.embedding import AdaptiveEmbedding, bins
+
+ROUNDED = 64
+"""Room in a bin is a multiple of this, so that few sizes of tensors occur."""
+
+
+class Room:
+    """How many targets each further bin of an adaptive softmax has at most, which the host knows from the text.
+
+    An object, not the numbers: for other numbers a compiler would make another graph.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = tuple(counts)
 
 
 class Softmax(nn.Module):
@@ -28,12 +41,16 @@ class Softmax(nn.Module):
         """(..., D) -> (..., V)"""
         return wide(self.logits(hidden)).log_softmax(dim=-1)
 
-    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def room(self, tokens: Tensor) -> Room | None:
+        """None: no bins."""
+
+    def forward(self, hidden: Tensor, targets: Tensor, room: Room | None = None) -> Tensor:
         """Negative log-likelihood in nats, in fp32 or better; 0 where the target is ``IGNORE``.
 
         Args:
             hidden: (B, P, D).
             targets: (B, P).
+            room: of an adaptive softmax.
 
         Returns:
             (B, P)
@@ -100,23 +117,56 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(within + head[:, shortlist + index - 1, None])
         return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)  # (..., V)
 
-    @uncompiled  # how many rows a bin gets is in the data
-    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    def room(self, tokens: Tensor) -> Room:
+        """For targets out of these tokens (any shape, on the host), each of which is a target at most once."""
+        return Room([int(((tokens >= first) & (tokens < last)).sum()) for first, last in self.bins[1:]])
+
+    def forward(self, hidden: Tensor, targets: Tensor, room: Room | None = None) -> Tensor:
         """As :meth:`Softmax.forward`; losses stay in the order of the targets.
 
-        Which rows need which bin is asked of the device, and the host waits for the answer. Without asking, every row
-        would go through every bin: all V logits again, which the bins are there to avoid; and room for a fixed number
-        of rows per bin would lose those beyond it.
+        Without ``room`` the device is asked which rows need which bin, and the host waits for the answer: every row in
+        every bin would be all V logits again, which the bins are there to avoid.
+
+        Raises:
+            RuntimeError: if more targets are in a bin than it has room for.
         """
+        if torch.compiler.is_compiling():
+            return self._uncompiled(hidden, targets, room)
+        return self._losses(hidden, targets, room)
+
+    @uncompiled  # how many rows a bin gets is in the data
+    def _uncompiled(self, hidden: Tensor, targets: Tensor, room: Room | None) -> Tensor:
+        return self._losses(hidden, targets, room)
+
+    def _losses(self, hidden: Tensor, targets: Tensor, room: Room | None) -> Tensor:
         flat, wanted = hidden.flatten(0, 1), targets.flatten()  # (B*P, D), (B*P,)
         shortlist = self.bins[0][1]
+        inside = [(wanted >= first) & (wanted < last) for first, last in self.bins[1:]]  # (B*P,) each
         column = wanted
-        for index, (first, last) in enumerate(self.bins[1:], start=1):
-            column = torch.where((wanted >= first) & (wanted < last), shortlist + index - 1, column)
+        for index, found in enumerate(inside):
+            column = torch.where(found, shortlist + index, column)
         nll = linear_cross_entropy(*self._bin(0, flat), column)  # (B*P,)
-        for index, (first, last) in enumerate(self.bins[1:], start=1):
-            places = ((wanted >= first) & (wanted < last)).nonzero().squeeze(1)  # (n,)
-            nll = nll.index_add(
-                0, places, linear_cross_entropy(*self._bin(index, flat[places]), wanted[places] - first)
-            )
+        for index, found in enumerate(inside, start=1):
+            places, filled = _places(found, None if room is None else room.counts[index - 1])  # (n,), (n,)
+            word = torch.where(filled, wanted[places] - self.bins[index][0], IGNORE)  # (n,)
+            within = linear_cross_entropy(*self._bin(index, flat.index_select(0, places)), word)  # (n,)
+            nll = nll.index_add(0, places, within)
         return nll.view_as(targets)
+
+
+def _places(inside: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
+    """Where ``inside`` (B*P,) is true, and which of these places are meant.
+
+    With ``most`` the number of places is that, rounded up, whatever is inside; those too many are not meant.
+    """
+    if most is None:
+        places = inside.nonzero().squeeze(1)  # (n,)
+        return places, torch.ones_like(places, dtype=torch.bool)
+    # At least one, so that a bin's weights take part in every step, as processes that sum gradients expect.
+    size = min(len(inside), max(1, -(-most // ROUNDED) * ROUNDED))
+    count = inside.sum()
+    torch._assert_async(count <= size, "more targets in a bin of the adaptive softmax than the text has")
+    slot = torch.where(inside, inside.cumsum(0) - 1, size)  # (B*P,)
+    number = torch.arange(len(inside), device=inside.device)  # (B*P,)
+    places = number.new_zeros(size + 1).scatter_(0, slot, number)[:size]  # (n,)
+    return places, number[:size] < count

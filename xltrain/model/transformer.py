@@ -19,7 +19,7 @@ from xltrain.model.embedding import AdaptiveEmbedding
 from xltrain.model.memory import Memory
 from xltrain.model.norm import make_norm
 from xltrain.model.positions import distances, sinusoid
-from xltrain.model.softmax import AdaptiveSoftmax, Softmax
+from xltrain.model.softmax import AdaptiveSoftmax, Room, Softmax
 from xltrain.model.visibility import View, Visibility
 
 Stream = Literal["content", "query"]
@@ -182,6 +182,7 @@ class LanguageModel(nn.Module):
         place: Tensor | None = None,
         backward: Tensor | None = None,
         remember: int | None = None,
+        room: Room | None = None,
     ) -> tuple[Tensor, Remembered]:
         """Loss of every target, and the memory after this segment.
 
@@ -198,6 +199,7 @@ class LanguageModel(nn.Module):
             place: (B, T) what absolute positions count, where that is not the place in the segment.
             backward: (B,) 1 for rows of reversed text, 0 for others; None: all forward.
             remember: how many leading positions enter memory; None: all T.
+            room: from ``softmax.room``, so that an adaptive softmax need not ask the device.
 
         Returns:
             nll (B, P) in nats, and the new memory, of the same kind.
@@ -218,7 +220,7 @@ class LanguageModel(nn.Module):
             backward=backward,
             remember=remember,
         )
-        return self.softmax(hidden, targets), memory
+        return self.softmax(hidden, targets, room), memory
 
     def hidden(
         self,

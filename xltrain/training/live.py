@@ -13,6 +13,7 @@ from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place
 from xltrain.errors import UsageError
 from xltrain.model.memory import Memory
+from xltrain.model.softmax import Room
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
@@ -138,8 +139,9 @@ class Run:
         number, dealt = self.progress.step + 1, self.deal
         segment, position = self.stream.read(self.progress.position)
         self.new_tokens += int(segment.length.sum())
-        segment = segment.to(self.place.device)
         pieces = dealt.micro_batches()
+        rooms = [self.room(segment, start, stop) for start, stop in pieces]
+        segment = segment.to(self.place.device)
         first_piece = self.place.rank * dealt.pieces
         rows = torch.arange(self.first_row, self.first_row + dealt.rows, device=self.place.device)
         stats, memories = train_step(
@@ -148,6 +150,7 @@ class Run:
             [self._plan(segment, rows, number, start, stop) for start, stop in pieces],
             [self.memory.rows(start, stop) for start, stop in pieces],
             seeds=[dropout_seed(self.config.run.seed, number, first_piece + piece) for piece in range(dealt.pieces)],
+            rooms=rooms,
             total=self.place.total,
         )
         self.memory = Memory.joined(memories)
@@ -163,6 +166,11 @@ class Run:
     def _plan(self, segment: Segment, rows: Tensor, step: int, start: int, stop: int) -> Plan:
         draw = Draw(seed=self.config.run.seed, step=step, rows=rows[start:stop])
         return self.objectives[segment.tokens.shape[1]].plan(segment.rows(start, stop), draw)
+
+    def room(self, segment: Segment, start: int, stop: int) -> Room | None:
+        """What the softmax needs to know, of some rows of a segment that is still on the host."""
+        targets = torch.cat([segment.tokens, segment.next_token[:, None]], dim=1)  # (B, T + 1) at most
+        return self.model.softmax.room(targets[start:stop])
 
     def spend(self, training: float, all_in_all: float) -> None:
         """Count seconds of the wall clock."""

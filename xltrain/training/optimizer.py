@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError
 from xltrain.model.linear import Linear
+from xltrain.training.parallel import own_share
 
 
 class Optimizer(Protocol):
@@ -131,13 +132,31 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
 def step_unless(skip: Tensor, optimizer: Optimizer) -> None:
     """One step, or none where ``skip`` (0-dim) is true: then weights, moments and counts stay as they are.
 
-    torch's fused kernels read the flag on the device, as they do for its ``GradScaler``. The others (Muon, Adafactor)
-    cannot, so for them the host has to wait for it.
+    torch's fused kernels read the flag on the device, as they do for its ``GradScaler``. A step of Muon is taken, and
+    taken back on the device. Adafactor makes the host wait for a norm of each weight anyway, so it may read the flag.
     """
     parts: tuple[Any, ...] = optimizer.parts if isinstance(optimizer, Both) else (optimizer,)
     for part in parts:
         if getattr(part, "_step_supports_amp_scaling", False):
             part.found_inf, part.grad_scale = skip.float(), None
             part.step()
-        elif not skip:
-            part.step()
+        elif isinstance(part, torch.optim.Adafactor):
+            if not skip:
+                part.step()
+        else:
+            _step_or_take_back(skip, part)
+
+
+@torch.no_grad()
+def _step_or_take_back(skip: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """For optimizers whose state begins as zeros; until the step is over, all that it changes is there twice."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+
+    def changed() -> dict[tuple[Tensor, str], Tensor]:
+        slots = {weight: {"": weight, **optimizer.state[weight]} for weight in weights}
+        return {(weight, slot): own_share(value) for weight in weights for slot, value in slots[weight].items()}
+
+    before = {key: value.clone() for key, value in changed().items()}
+    optimizer.step()
+    for key, value in changed().items():
+        value.copy_(torch.where(skip, before.get(key, 0.0), value))

@@ -82,6 +82,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_share(tensor) else tensor
 
 
+def own_share(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor, as plain numbers in the same place; all of it if it is not shared out."""
+    return tensor.to_local() if is_share(tensor) else tensor
+
+
 def is_share(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Whether each process has only its share of this tensor."""
     return hasattr(tensor, "full_tensor")

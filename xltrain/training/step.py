@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from xltrain.model.memory import Memory
+from xltrain.model.softmax import Room
 from xltrain.objectives.plan import Plan
 from xltrain.training.build import autocast
 from xltrain.training.parallel import exchange
@@ -34,6 +35,7 @@ def train_step(
     memories: Sequence[Memory],
     *,
     seeds: Sequence[int],
+    rooms: Sequence[Room | None],
     total: Callable[[Tensor], Tensor] = lambda value: value,
 ) -> tuple[StepStats, list[Memory]]:
     """Forward and backward of every micro-batch, then an update.
@@ -45,6 +47,7 @@ def train_step(
     Args:
         plans, memories: one of each per micro-batch.
         seeds: of the dropout masks, one per micro-batch; with these no generator's state needs saving.
+        rooms: of the softmax, one per micro-batch.
         total: sums over the processes whose rows make up the step, each of which does this with its own.
     """
     device = plans[0].tokens.device
@@ -52,11 +55,12 @@ def train_step(
     loss = torch.zeros((), device=device)
     after = []
     updater.zero_grad()
-    for number, (plan, memory, seed) in enumerate(zip(plans, memories, seeds, strict=True), start=1):
+    given = zip(plans, memories, seeds, rooms, strict=True)
+    for number, (plan, memory, seed, room) in enumerate(given, start=1):
         exchange(model, wanted=number == len(plans))
         torch.manual_seed(seed)
         with autocast(updater.precision, device):
-            nll, memory = model(**plan.model_inputs(), memory=memory)
+            nll, memory = model(**plan.model_inputs(), memory=memory, room=room)
         share = nll.sum() / targets
         updater.backward(share)
         loss += share.detach()
