@@ -30,6 +30,13 @@ from xltrain.data.files import AnyFile, FaultyFile, file_size, is_packed, open_r
 BATCH = 1_000
 """Records that are taken from a table at once."""
 
+_AROUND = b" \t\r\n\0\xef\xbb\xbf"
+"""White space, and what is removed from text: what may stand around a record."""
+_LOOKED_AT = 10
+"""So many lines show whether a file holds records; two are enough where these are long."""
+_LONG, _LONGEST = 64 << 10, 16 << 20
+"""Bytes of the lines that are looked at: beyond the first two no more than these, and no more than those in all."""
+
 
 class Records(Protocol):
     """Some of the records of a source; picklable."""
@@ -91,7 +98,7 @@ class JsonLines:
         with reading(self.path) as file:
             place = file.seek(self.start) if self.start else 0
             while place != self.stop and (line := file.readline()):
-                if line.strip(b" \t\r\n\0\xef\xbb\xbf"):
+                if line.strip(_AROUND):
                     yield self._text(line, place)
                 place += len(line)
 
@@ -106,6 +113,40 @@ class JsonLines:
         if self.field not in record:
             raise FaultyFile(f"{where} has no '{self.field}', {_choice(list(record))}")
         return checked_text(record[self.field], f"{where}, '{self.field}'")
+
+
+def fields_of_text(file: AnyFile, head: bytes, *, wanted: str) -> list[str]:
+    """Fields that hold text, of a file whose first lines are all JSON objects; of any other file, none.
+
+    One line alone may be anything; it has to hold the field ``wanted``. Of a file that does not begin like an object,
+    nothing is read but ``head``, its beginning.
+    """
+    if not head.lstrip(_AROUND).startswith(b"{"):
+        return []
+    lines = list(_first_lines(file))
+    try:
+        records = [json.loads(line.decode().strip("\ufeff\0 \t\r\n")) for line in lines]
+    except (ValueError, RecursionError):
+        return []
+    if not all(isinstance(record, dict) for record in records):
+        return []
+    fields = dict.fromkeys(name for record in records for name, value in record.items() if isinstance(value, str))
+    common = [name for name in fields if all(name in record for record in records)]
+    return common if len(records) > 1 or wanted in common else []
+
+
+def _first_lines(file: AnyFile) -> Iterator[bytes]:
+    """The first lines that are not blank, whole ones only."""
+    found, place = 0, 0
+    with reading(file) as content:
+        while found < _LOOKED_AT and (found < 2 or place < _LONG):
+            line = content.readline(_LONGEST - place)
+            place += len(line)
+            if not line or (place == _LONGEST and not line.endswith(b"\n")):
+                return
+            if line.strip(_AROUND):
+                found += 1
+                yield line
 
 
 def json_pieces(path: AnyFile, *, field: str, separator: str, size: int | None = None) -> list[RecordPiece]:

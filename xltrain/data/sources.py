@@ -13,7 +13,7 @@ from xltrain import console
 from xltrain.config.text import CorpusConfig, SourceConfig
 from xltrain.data.corpus import Counts, Document, Piece, cut_file
 from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files, named_by
-from xltrain.data.records import json_pieces, parquet_pieces
+from xltrain.data.records import fields_of_text, json_pieces, parquet_pieces
 from xltrain.errors import UsageError
 
 STANDARD_INPUT = "-"
@@ -150,25 +150,56 @@ def find_sources(
         elif isinstance(given, str):
             files = [file for file in next(found_plain) if file not in seen]
             seen.update(files)
-            with named_by(key):
-                one = [_file(file, entry, corpus) for file in files]
+            one = _files(files, entry, corpus, key=key)
         else:
-            with named_by(key):
-                one = [_file(file, entry, corpus) for file in find_files(entry.files, key=key)]
+            one = _files(find_files(entry.files, key=key), entry, corpus, key=key)
         sources += _weighted(one, entry, key=key)
     return sources
 
 
-def _file(file: AnyFile, entry: SourceConfig, corpus: CorpusConfig) -> Source:
+def _files(files: Sequence[AnyFile], entry: SourceConfig, corpus: CorpusConfig, *, key: str) -> list[Source]:
+    """The sources of an entry's files; says where records are taken for plain text."""
+    found: list[Source] = []
+    records: dict[AnyFile, list[str]] = {}
+    with named_by(key):
+        for file in files:
+            head = beginning(file)
+            source = _file(file, head, entry, corpus)
+            if entry.format is None and source.format == "text":
+                records[file] = fields_of_text(file, head, wanted=source.field)
+            found.append(source)
+    if suspected := [file for file, fields in records.items() if fields]:
+        _warn_of_records(suspected, records[suspected[0]], entry, corpus, key=key)
+    return found
+
+
+def _warn_of_records(
+    files: Sequence[AnyFile], fields: list[str], entry: SourceConfig, corpus: CorpusConfig, *, key: str
+) -> None:
+    others = f" (and of {len(files) - 1:,} more of {', '.join(entry.files)})" if len(files) > 1 else ""
+    known = (entry.text_field or corpus.text_field) in fields
+    field = "" if known else ", text_field: " + " or ".join(fields)
+    ways = "end its name with .jsonl"
+    if key.startswith("corpus."):
+        ways = (
+            f"write {{files: {entry.files[0]}, format: jsonl{field}}}, or {ways}; if plain text is meant, say so by "
+            "format: text"
+        )
+    console.warn(
+        f"{key}: the first lines of {files[0]}{others} are JSON objects, but are read as plain text, braces and names "
+        f"of fields too; to read only the text in them, {ways}"
+    )
+
+
+def _file(file: AnyFile, head: bytes, entry: SourceConfig, corpus: CorpusConfig) -> FileSource:
     separator, field = corpus.document_separator, entry.text_field or corpus.text_field
-    head = beginning(file)
     kind = entry.format or _format_of(file, head)
     if kind != "parquet":
         check_text(file, head)
     if kind == "text" and separator == "record":
         raise UsageError(
             f"corpus.document_separator: record is not allowed with {file}, which is plain text and has no records; "
-            "choose blank_line, line or file"
+            "choose blank_line, line or file, or give it format: jsonl if it holds JSON Lines"
         )
     return FileSource(file, kind, field, separator)
 
