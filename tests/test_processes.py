@@ -30,6 +30,7 @@ from xltrain.training import loop
 from xltrain.training.checkpoint import find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal, deal_again
 from xltrain.training.live import Run
+from xltrain.training.update import Updater
 
 
 def config_file(folder: Path, **changes: Any) -> Path:
@@ -98,6 +99,68 @@ def test_two_processes_equal_one_with_all_rows_and_only_the_first_speaks(strateg
     assert_same(tmp_path / "one", tmp_path / "two")
     assert "rows per update     8 (rows per process 2 x accumulation 2 x processes 2)" in first.err
     assert second.err == ""
+
+
+@pytest.mark.parametrize(
+    ("strategies", "changes"),
+    [
+        pytest.param(["fsdp"], {"optimizer__name": "muon", "optimizer__lr": 3e-3}, id="muon"),
+        pytest.param(
+            ["ddp", "fsdp"],
+            {
+                "objective__name": "causal",
+                "model__adaptive": {"cutoffs": [8, 16], "div_val": 3},
+                "optimizer__clip_norm": 0.05,
+            },
+            id="adaptive and clipped",
+        ),
+    ],
+)
+def test_what_looks_at_whole_matrices_or_at_the_whole_gradient_does_so_also_where_they_are_shared_out(
+    strategies: list[str], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of shapes that two processes cannot share equally."""
+    shape = {"model__d_model": 18, "model__num_heads": 3, "model__d_inner": 35}
+    config = config_file(tmp_path, training__max_steps=15, **shape, **changes)
+    pretrain(1, config, tmp_path / "one", *dealt(1))
+    for strategy in strategies:
+        pretrain(2, config, tmp_path / strategy, "--set", f"distributed.strategy={strategy}", *dealt(2))
+        one, other = curve(tmp_path / "one"), curve(tmp_path / strategy)
+        for name in ("loss", "validation_loss", "skipped", "lr"):
+            assert other[name] == pytest.approx(one[name], rel=1e-5), name
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)  # muon's products are in bf16
+    whole = [dict(find_checkpoint(tmp_path / name).weights(torch.device("cpu"))) for name in ("one", strategies[-1])]
+    assert max((whole[0][name] - whole[1][name]).abs().max() for name in whole[0]) < 1e-3
+
+
+def overflowing(*arguments: object) -> tuple[Outcome, list[float]]:
+    """The command, with a scaled loss whose gradient overflows at first; and the scale that each step leaves."""
+    original, scales = Updater.step, []
+
+    def scaled(device: str, **options: Any) -> Any:
+        return torch.amp.grad_scaler.GradScaler(device, init_scale=2.0**24, **options)
+
+    def stepping(self: Updater, *given: Any, **options: Any) -> Any:
+        found = original(self, *given, **options)
+        scales.append(self.scaler.get_scale())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.amp, "GradScaler", scaled)
+        patch.setattr(Updater, "step", stepping)
+        return run_command(*arguments), scales
+
+
+def test_an_overflow_lowers_the_scale_of_all_processes_alike(tmp_path: Path) -> None:
+    config = config_file(tmp_path, training__max_steps=12, training__precision="fp16")
+    alone, scales = overflowing("pretrain", config, "--set", f"run.output_dir={tmp_path / 'one'}", *dealt(1))
+    assert alone.status == 0, alone.err
+    assert 2.0**24 > scales[0] > scales[-1] == scales[-2]
+    options = ["--set", f"run.output_dir={tmp_path / 'two'}", "--set", "distributed.strategy=fsdp", *dealt(2)]
+    found = together(2, "pretrain", config, *options, function=overflowing)
+    assert [outcome.status for outcome, _ in found] == [0, 0], found[0][0].err
+    assert [others for _, others in found] == [scales, scales]
+    assert curve(tmp_path / "two")["skipped"] == curve(tmp_path / "one")["skipped"]
 
 
 def interrupted(step: int, rank: int, *arguments: object) -> Outcome:
