@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import shutil
@@ -243,6 +244,37 @@ def test_numbers_that_are_none(refused: Callable[..., str], xlnet: Path) -> None
     assert "mask_embedding hold infinite or undefined numbers" in refused(xlnet)
 
 
+TABLE = "transformer.word_embedding.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "wanted"),
+    [
+        ("transformer.layer.1.rel_attn.q", torch.Tensor.flatten, "layer.1.rel_attn.q has shape (1024,), but transform"),
+        ("transformer.layer.1.rel_attn.r_w_bias", lambda bias: bias[1:], "has shape (3, 8), but transformer.layer.0"),
+        (TABLE, lambda table: table[0, 0], "the shapes of its tensors are not those of such a model"),
+        (TABLE, lambda table: (table * 100).to(torch.int8), "these are not: transformer.word_embedding.weight (int8)"),
+        (TABLE, lambda table: table.to(torch.float8_e4m3fn), "transformer.word_embedding.weight (float8_e4m3fn)"),
+        (TABLE, lambda table: table.to(torch.complex64), "transformer.word_embedding.weight (complex64)"),
+    ],
+)
+def test_tensors_that_cannot_be_what_their_names_say(
+    name: str, change: Callable[..., torch.Tensor], wanted: str, refused: Callable[..., str], xlnet: Path
+) -> None:
+    change_tensors(
+        xlnet / "model.safetensors", lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+    )
+    assert wanted in refused(xlnet)
+
+
+def test_thirds_of_a_transformer_xl_that_are_none(refused: Callable[..., str], golden: Any, tmp_path: Path) -> None:
+    folder = foreign.write_transfo_xl(tmp_path / "txl", *golden)
+    path = folder / "model.safetensors"
+    names = [name for name in load_file(path) if name.endswith("qkv_net.weight")]
+    change_tensors(path, lambda tensors: tensors.update({name: tensors[name][:-1].clone() for name in names}))
+    assert "the shapes of its tensors are not those of such a model" in refused(folder)
+
+
 def test_vocabularies_of_another_size(
     refused: Callable[..., str], xlnet: Path, golden: Any, spiece: Path, tmp_path: Path
 ) -> None:
@@ -277,6 +309,13 @@ def test_a_size_that_says_nothing_is_taken_from_the_tokenizer(
         ({"attn_type": "uni"}, "attn_type is 'uni'"),
         ({"dropout": "much"}, "dropout is 'much'; it must be a number"),
         ({"dropout": 2}, "model.dropout: 2.0 is not allowed"),
+        ({"n_layer": 10**30}, "n_layer is 1000000000000000000000000000000; it must be a positive whole number"),
+        ({"n_layer": 10**9}, "n_layer is 1,000,000,000, but there are only 37 tensors"),
+        ({"mem_len": math.inf}, "mem_len is inf; it must be a number"),
+        ({"clamp_len": math.nan}, "clamp_len is nan; it must be a number"),
+        ({"ff_activation": ["gelu"]}, "ff_activation is ['gelu']"),
+        ({"model_type": ["xlnet"]}, "model_type is ['xlnet']"),
+        ({"bi_data": "false"}, "bi_data is 'false'; it must be true or false"),
     ],
 )
 def test_settings_of_xlnet(changes: dict[str, Any], wanted: str, refused: Callable[..., str], xlnet: Path) -> None:

@@ -149,10 +149,10 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
         if "stack" in settings:
             return _as_asked("xltrain", source, format_name)
         given = settings.get("model_type")
-        if given not in _MODEL_TYPES:
+        if not isinstance(given, str) or given not in _MODEL_TYPES:
             known = ", ".join(_MODEL_TYPES)
             raise UsageError(f"{source / 'config.json'}: model_type is {given!r}; only {known} can be imported")
-        return _as_asked(_MODEL_TYPES[str(given)], source, format_name)
+        return _as_asked(_MODEL_TYPES[given], source, format_name)
     for file_name, name in _PICKLES.items():
         if (source / file_name).is_file():
             return _as_asked(name, source / file_name, format_name)

@@ -1,11 +1,14 @@
 """What every reader of another program's checkpoint hands over, and the refusals that they share."""
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from xltrain.data.tokenizer import Tokenizer
@@ -54,6 +57,49 @@ def require_names(found: Iterable[str], *, wanted: Iterable[str], ignored: Itera
         raise UsageError(f"{source}: these are not the weights that its settings describe: {'; '.join(faults)}")
 
 
+PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What weights may be stored in. Whole numbers are quantised weights, which mean nothing without their scales."""
+
+
+def require_weights(tensors: Mapping[str, Tensor], *, source: Path) -> None:
+    """Refuse tensors that are no weights, and layers that are not alike.
+
+    Raises:
+        UsageError: naming them.
+    """
+    odd = [
+        f"{name} ({str(tensor.dtype).removeprefix('torch.')})"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in PRECISIONS
+    ]
+    if odd:
+        raise UsageError(
+            f"{source}: weights must be stored in float32, float64, bfloat16 or float16; these are not: "
+            f"{listed(sorted(odd))}; save the model in one of them"
+        )
+    first: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        other = first.setdefault(re.sub(r"\b(layers?)\.\d+\.", r"\1.", name), name)
+        if tensor.shape != tensors[other].shape:
+            raise UsageError(
+                f"{source}: {name} has shape {tuple(tensor.shape)}, but {other} has {tuple(tensors[other].shape)}; "
+                "all layers of a model are alike"
+            )
+
+
+@contextmanager
+def converting(source: Path) -> Iterator[None]:
+    """What cannot be turned into our form has not the shape that its name promises.
+
+    Raises:
+        UsageError: in place of what torch says where dimensions are missing or do not go together.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"{source}: the shapes of its tensors are not those of such a model ({error})") from None
+
+
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
@@ -76,6 +122,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+LARGEST = 2**40
+"""Numbers of settings are smaller."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Values of a model by the other program's names, with the place they were read from."""
@@ -93,8 +143,19 @@ class Settings:
         value = self.values.get(name)
         if value is None:
             raise UsageError(f"{self.source}: {name} is missing, and nothing else says it; add it")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
             raise UsageError(f"{self.source}: {name} is {value!r}; it must be a positive whole number")
+        return value
+
+    def layers(self, *, tensors: int) -> int:
+        """``n_layer``, of weights that are so many tensors: at least one for each layer.
+
+        Raises:
+            UsageError: as :meth:`count`, and if there are more layers than tensors, before anything is made of each.
+        """
+        value = self.count("n_layer")
+        if value > tensors:
+            raise UsageError(f"{self.source}: n_layer is {value:,}, but there are only {tensors:,} tensors")
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -102,7 +163,7 @@ class Settings:
         value = self.values.get(name)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:  # NaN too
             raise UsageError(f"{self.source}: {name} is {value!r}; it must be a number")
         return float(value)
 
@@ -112,8 +173,13 @@ class Settings:
         return value if value > 0 else default
 
     def flag(self, name: str, default: bool) -> bool:
+        """True or false, or 1 or 0; any other value has to be asked about, ``"false"`` first of all."""
         value = self.values.get(name)
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        if not isinstance(value, bool | int) or value not in (0, 1):
+            raise UsageError(f"{self.source}: {name} is {value!r}; it must be true or false")
+        return bool(value)
 
     def refuse_unless(self, name: str, allowed: Any, default: Any, why: str) -> None:
         """Refuse a setting that our model has nothing like.

@@ -7,7 +7,7 @@ from xltrain.config.init_from import TOKENIZER_FILES
 from xltrain.config.model import AdaptiveConfig, ModelConfig
 from xltrain.data.kinds import load_tokenizer
 from xltrain.errors import UsageError
-from xltrain.interop.imported import Imported, Settings, read_json, vocabulary_size
+from xltrain.interop.imported import Imported, Settings, converting, read_json, require_weights, vocabulary_size
 from xltrain.interop.tensors import folder_tensors
 from xltrain.interop.tokenizer_import import read_folder_tokenizer
 
@@ -22,12 +22,14 @@ def read_own(folder: Path, vocabulary: Path | None) -> Imported:
         UsageError: if files are missing or damaged.
     """
     settings = Settings(read_json(folder / "config.json"), folder / "config.json")
-    tensors, _ = folder_tensors(folder)
+    tensors, file = folder_tensors(folder)
+    require_weights(tensors, source=file)
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     ours = vocabulary is None and any((folder / name).is_file() for name in TOKENIZER_FILES.values())
     tokenizer = load_tokenizer(folder) if ours else read_folder_tokenizer(folder, given=vocabulary)
-    table = [len(tensor) for name, tensor in weights.items() if name.startswith(("embedding.weight", "embedding.t"))]
-    vocabulary_size(settings, "vocab_size", rows=sum(table), tokenizer=tokenizer)
+    with converting(file):
+        rows = sum(len(weight) for name, weight in weights.items() if name.startswith(("embedding.w", "embedding.t")))
+    vocabulary_size(settings, "vocab_size", rows=rows, tokenizer=tokenizer)
     sections = _sections(settings)
     return Imported("xltrain", weights, sections, tokenizer, str(sections["segments"]["initial_memory"]))
 

@@ -10,7 +10,16 @@ from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.interop import tensorflow, transformer_xl, xlnet_import
 from xltrain.interop.bundle import Bundle
-from xltrain.interop.imported import Imported, Settings, listed, read_json, require_names, vocabulary_size
+from xltrain.interop.imported import (
+    Imported,
+    Settings,
+    converting,
+    listed,
+    read_json,
+    require_names,
+    require_weights,
+    vocabulary_size,
+)
 from xltrain.interop.pickles import BAGS, Bag, explained, read_torch, tensors_of
 from xltrain.interop.tensors import folder_tensors
 from xltrain.interop.tokenizer_import import read_folder_tokenizer, read_original_tokenizer
@@ -43,13 +52,18 @@ def read_tensorflow_xlnet(prefix: Path, vocabulary: Path | None) -> Imported:
     folder = prefix.parent
     settings = Settings(read_json(folder / "xlnet_config.json"), folder / "xlnet_config.json")
     tokenizer = read_original_tokenizer(folder, given=vocabulary)
-    bundle, num_layers = Bundle(prefix), settings.count("n_layer")
+    bundle = Bundle(prefix)
+    num_layers = settings.layers(tensors=len(bundle.entries))
     left = {name for name in bundle.entries if tensorflow.is_of_the_optimizer(name)}
     wanted = tensorflow.wanted_variables(num_layers, present=bundle.entries)
     require_names(bundle.entries, wanted=wanted, ignored=left, source=bundle.index)
     notes = [f"{len(left):,} variables of the optimizer are left out ({listed(sorted(left)[:3])}, ...)"] if left else []
+    variables = {name: bundle.read(name) for name in wanted}
+    require_weights(variables, source=bundle.index)
+    with converting(bundle.index):
+        tensors = tensorflow.to_transformers(variables, num_layers=num_layers)
     return _xlnet(
-        tensorflow.to_transformers({name: bundle.read(name) for name in wanted}, num_layers=num_layers),
+        tensors,
         settings,
         file=bundle.index,
         tokenizer=tokenizer,
@@ -71,8 +85,11 @@ def _xlnet(
     initial_memory: str,
     notes: tuple[str, ...],
 ) -> Imported:
-    weights = xlnet_import.from_xlnet(tensors, num_layers=settings.count("n_layer"), source=file)
-    rows = weights["embedding.weight"].shape[0]
+    num_layers = settings.layers(tensors=len(tensors))
+    require_weights(tensors, source=file)
+    with converting(file):
+        weights = xlnet_import.from_xlnet(tensors, num_layers=num_layers, source=file)
+        rows = weights["embedding.weight"].shape[0]
     vocabulary_size(settings, "vocab_size", "n_token", rows=rows, tokenizer=tokenizer)
     found = xlnet_import.sections(settings, weights, activations=activations)
     if "seq_len" not in settings.values:
@@ -94,7 +111,9 @@ def read_transfo_xl(folder: Path, vocabulary: Path | None) -> Imported:
     cutoffs = _cutoffs(settings)
     share = values.get("proj_share_all_but_first", True)
     ties = values.get("tie_projs") or [False, *[bool(share)] * len(cutoffs)]
-    tensors = transformer_xl.from_transformers(stored, untied=settings.flag("untie_r", True))
+    require_weights(stored, source=file)
+    with converting(file):
+        tensors = transformer_xl.from_transformers(stored, untied=settings.flag("untie_r", True))
     described = {
         **values,
         "tie_weight": values.get("tie_word_embeddings", True) and values.get("tie_weight", True),
@@ -201,7 +220,8 @@ def _transformer_xl(
     notes: tuple[str, ...],
 ) -> Imported:
     """A Transformer-XL whose tensors and settings have the original's names."""
-    values, d_model = settings.values, settings.count("d_model")
+    values, d_model, num_layers = settings.values, settings.count("d_model"), settings.layers(tensors=len(tensors))
+    require_weights(tensors, source=file)
     settings.refuse_unless("attn_type", 0, 0, "it is Transformer-XL's attention")
     if settings.number("sample_softmax", -1) > 0:
         settings.refuse_unless("sample_softmax", -1, -1, "xltrain has no sampled softmax")
@@ -218,11 +238,14 @@ def _transformer_xl(
         tie_embeddings=settings.flag("tie_weight", True),
         tie_projections=ties[:num_tables],
     )
-    layout = Layout(settings.count("n_layer"), tuple(cutoffs), div_val, tie_embeddings, tie_projections)
+    layout = Layout(num_layers, tuple(cutoffs), div_val, tie_embeddings, tie_projections)
     require_names(tensors, wanted=[theirs for theirs, _, _ in layout.rows()], ignored=layout.copies(), source=file)
-    weights = from_original(tensors, layout)
-    tables = [tensor for ours, tensor in weights.items() if ours.startswith(("embedding.weight", "embedding.tables."))]
-    vocabulary_size(settings, "n_token", rows=sum(len(table) for table in tables), tokenizer=tokenizer)
+    with converting(file):
+        weights = from_original(tensors, layout)
+        d_inner = weights["layers.0.feed_forward.inner.bias"].shape[0]
+        tables = [weight for ours, weight in weights.items() if ours.startswith(("embedding.weight", "embedding.tab"))]
+        rows = sum(len(table) for table in tables)
+    vocabulary_size(settings, "n_token", rows=rows, tokenizer=tokenizer)
     dropout, seq_len = settings.number("dropout", 0.1), settings.length("tgt_len", 128)
     if not values.get("tgt_len"):
         notes += (_unsaid(seq_len),)
@@ -235,7 +258,7 @@ def _transformer_xl(
                 "d_model": d_model,
                 "num_heads": settings.count("n_head"),
                 "head_dim": settings.count("d_head"),
-                "d_inner": weights["layers.0.feed_forward.inner.bias"].shape[0],
+                "d_inner": d_inner,
                 "activation": "relu",
                 "dropout": dropout,
                 "attention_dropout": settings.number("dropatt", 0.0),

@@ -19,11 +19,11 @@ def same(tensor: Tensor) -> Tensor:
 
 
 def query(tensor: Tensor) -> Tensor:
-    return tensor.chunk(3)[0]  # (3*N*H, D) -> (N*H, D)
+    return tensor.unflatten(0, (3, -1))[0]  # (3*N*H, D) -> (3, N*H, D) -> (N*H, D)
 
 
 def key_and_value(tensor: Tensor) -> Tensor:
-    return tensor[tensor.shape[0] // 3 :]  # (3*N*H, D) -> (2*N*H, D)
+    return tensor.unflatten(0, (3, -1))[1:].flatten(0, 1)  # (3*N*H, D) -> (3, N*H, D) -> (2*N*H, D)
 
 
 def of_layers(tensor: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def sections(
     values = settings.values
     settings.refuse_unless("attn_type", "bi", "bi", "with any other, XLNet's rows see only what precedes them")
     activation = values.get("ff_activation", "gelu")
-    if activation not in activations:
+    if not isinstance(activation, str) or activation not in activations:
         known = ", ".join(activations)
         raise UsageError(f"{settings.source}: ff_activation is {activation!r}, which xltrain has not; it has {known}")
     heads, num_layers = settings.count("n_head"), settings.count("n_layer")
