@@ -17,6 +17,7 @@ from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, load_tokenizer, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
+from xltrain.data.overlap import trained_on
 from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
 from xltrain.data.store import FORMAT, Store
@@ -66,6 +67,7 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepar
         config = _with_standard_input(config, standard_input)
     sources = corpus_sources(config)
     marks = fingerprints(config, sources)
+    _warn_of_overlap(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -84,6 +86,7 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
     """
     sources = corpus_sources(config)
     marks = fingerprints(config, sources)
+    _warn_of_overlap(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -204,6 +207,13 @@ def _checked(store: Store) -> Store:
     for name in store.manifest["splits"]:
         store.split(name)
     return store
+
+
+def _warn_of_overlap(config: Config) -> None:
+    """Say which texts that are to measure a model it is trained on."""
+    for name in ("validation", "test"):
+        for clause in trained_on(config.corpus.train, getattr(config.corpus, name), split=name):
+            console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
 
 
 def _warn_of_unknown(store: Store, *, given: str | None) -> None:

@@ -11,13 +11,14 @@ import torch
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.columns import Pairs, cut_note
+from xltrain.data.overlap import trained_on
 from xltrain.data.store import Split
 from xltrain.data.tokenizer import never_target
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import adapted, read_text, usable_place
 from xltrain.evaluation.per_token import Recorder, check_file, write
 from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
-from xltrain.evaluation.warnings import files_trained_on, warn_of
+from xltrain.evaluation.warnings import warn_of
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.objectives.plan import Objective
@@ -114,7 +115,8 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         | _said_of_draws(results, options)
         | _said_of_protocol(config, protocol, model, text)
     )
-    overlap = files_trained_on(trained, options.data or getattr(trained.corpus, options.split))
+    entries = options.data or getattr(trained.corpus, options.split)
+    overlap = trained_on(trained.corpus.train, entries, split=options.split)
     warn_of(found, trained=trained, config=config, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
     return found
 

@@ -1,15 +1,10 @@
 """What to say where a perplexity would mislead."""
 
-import glob
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from xltrain import console
 from xltrain.config.schema import Config
-from xltrain.config.text import SourceConfig
-from xltrain.data.files import digest
 from xltrain.data.prepare import MANY_UNKNOWN
 
 LONG_WORD = 20
@@ -24,7 +19,7 @@ def warn_of(
     Args:
         found: the figures.
         trained, config: the run's configuration, and what it was changed to.
-        overlap: files of this text that the model was trained on.
+        overlap: clauses on what of this text the model was trained on.
         whole: every token of the text was a target.
     """
     if found["unknown_rate"] > MANY_UNKNOWN:
@@ -48,27 +43,9 @@ def warn_of(
             f"ppl_word means nothing here: between spaces, this text has {found['characters'] / found['words']:,.0f} "
             "characters on average, as Chinese or Japanese has; bits_per_char compares such texts"
         )
-    for name in overlap:
-        console.warn(f"{name} is part of corpus.train: this is the loss of a text that the model has seen")
+    for clause in overlap:
+        console.warn(f"{clause}: this is the loss of a text that the model has seen")
     if not whole and found["objective"] == "permutation":
         console.say(
             "ppl is that of the sampled targets, given the rest of their segments; --left-to-right gives the text's"
         )
-
-
-def files_trained_on(config: Config, entries: Sequence[str | SourceConfig]) -> list[str]:
-    """Files among ``entries`` that hold the bytes of a training file, as far as both are files on this machine."""
-    sizes: dict[int, list[Path]] = {}
-    for path in _files(config.corpus.train):
-        sizes.setdefault(path.stat().st_size, []).append(path)
-    return [
-        str(path)
-        for path in _files(entries)
-        if any(path.samefile(other) or digest(path) == digest(other) for other in sizes.get(path.stat().st_size, []))
-    ]
-
-
-def _files(entries: Sequence[str | SourceConfig]) -> list[Path]:
-    patterns = [pattern for entry in entries for pattern in ([entry] if isinstance(entry, str) else entry.files)]
-    names = [name for pattern in patterns for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
-    return [path for path in map(Path, names) if path.is_file()]
