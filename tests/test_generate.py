@@ -247,6 +247,23 @@ def test_temperature_and_limits_let_in_what_they_say():
     assert of(top_k=3, top_p=0.8) == pytest.approx([5 / 9, 2 / 9, 2 / 9, 0, 0])  # shares of what top_k lets in
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e308])
+def test_a_temperature_at_the_edge_of_what_a_float_holds(temperature: float):
+    scores = torch.tensor([[-5.0, -0.4, -torch.inf, -1.4]]).double()
+    likely = [0, 1, 0, 0] if temperature < 1 else [1 / 3, 1 / 3, 0, 1 / 3]
+    assert Sampling(temperature=temperature).distribution(scores)[0].tolist() == pytest.approx(likely)
+    allowed = torch.tensor([True, True, False, True])
+    tokens = Sampling(temperature=temperature).choose(scores.expand(50, -1), allowed, samples=torch.arange(50), step=0)
+    assert set(tokens.tolist()) == ({1} if temperature < 1 else {0, 1, 3})
+
+
+def test_the_byte_order_mark_of_a_file_is_no_part_of_a_prompt(finished: Any, cli: Cli, tmp_path: Path):
+    source = tmp_path / "prompts.txt"
+    source.write_bytes(b"\xef\xbb\xbfBada\r\nkile\r\n")
+    options = ["--file", source, "--lines", "--max-tokens", 2, "--json"]
+    assert [found["prompt"] for found in samples_of(cli("generate", finished[0] / "run", *options))] == ["Bada", "kile"]
+
+
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.3}, {"temperature": 0.0}, {"temperature": 100.0}])
 def test_what_is_not_allowed_is_never_chosen(settings: dict[str, Any]):
     allowed = torch.zeros(V, dtype=torch.bool)
@@ -413,6 +430,9 @@ def test_a_text_can_end_with_a_line_or_with_the_document(corpus: corpora.Corpus,
         (["--file", "nowhere.txt"], "--file: nowhere.txt cannot be read (No such file or directory)"),
         (["--lines"], "--lines needs prompts from a file"),
         (["--top-p", "0"], "--top-p: 0.0 is not allowed"),
+        (["--temperature", "inf"], "--temperature: inf is not allowed"),
+        (["--seed", 2**63], "--seed: must be less than or equal to 9223372036854775807"),
+        (["\udcff"], "the prompt is not UTF-8 text"),
         (["--until", "noon"], "--until: 'noon' is not allowed; choose document, line, never"),
         (["--until", "line"], "--until line: this run's vocabulary (sentencepiece) has no token for the end of a line"),
         (["--mem-len", "0"], "--mem-len: 0 would leave every token without those before it"),

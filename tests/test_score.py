@@ -316,6 +316,9 @@ def test_words_that_run_together_and_unknown_ones_are_warned_of(finished: Any, c
         ('{"text": "a"}\n\n{"txt": "a"}\n', 'line 3: must be an object with a string "text"'),
         ('{"text": "a", "context": 3}\n', 'line 1: "context" must be a string, not 3'),
         ('{"text": "a\\ud800"}\n', "line 1: '\\ud800' is half of a character"),
+        ('{"text": "a", "id": "\\ud800"}\n', 'line 1: "id" cannot be repeated in the answer ('),
+        ('{"text": "a", "id": [NaN]}\n', 'line 1: "id" cannot be repeated in the answer ('),
+        ('{"text": "a", "id": ' + "[" * 9000 + "]" * 9000 + "}\n", "line 1: not JSON ("),
         ('{"text": "a"}\n["a"]\n', 'line 2: must be an object with a string "text"'),
     ],
 )

@@ -1,6 +1,7 @@
 """`score` and `generate`."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +61,9 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same seed gives the same text.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws: the same seed gives the same text.")
+    ] = 0,
     num_samples: Annotated[int, typer.Option(min=1, help="Samples of every prompt.")] = 1,
     start: StartMark = None,
     mem_len: Annotated[
@@ -72,6 +75,8 @@ def generate(
     """Go on with a text, or begin one."""
     if not 0.0 < top_p <= 1.0:
         raise UsageError(f"--top-p: {top_p} is not allowed; give a probability above 0 and up to 1")
+    if math.isinf(temperature):
+        raise UsageError("--temperature: inf is not allowed; give a number, 1 for the model's own probabilities")
     prompts = _prompts(prompt, file, lines=lines)
     from xltrain.evaluation.generate import Sample
     from xltrain.evaluation.generate import generate as run
@@ -114,9 +119,12 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
         raise UsageError("--lines needs prompts from a file (--file) or from standard input (-)")
     try:
         raw = file.read_bytes() if file is not None else sys.stdin.buffer.read() if prompt == "-" else None
-        text = (prompt or "") if raw is None else raw.decode("utf-8").removesuffix("\n")
+        text = (prompt or "") if raw is None else raw.decode("utf-8-sig").removesuffix("\n")
+        text.encode("utf-8")
     except OSError as error:
         raise UsageError(f"--file: {file} cannot be read ({error.strerror}); working directory {Path.cwd()}") from None
+    except UnicodeEncodeError:  # bytes of an argument that are no characters, as Python keeps them
+        raise UsageError("the prompt is not UTF-8 text; write it in a UTF-8 terminal, or into a --file") from None
     except UnicodeDecodeError as error:
         from xltrain.data.files import CONVERT
 

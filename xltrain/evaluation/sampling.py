@@ -14,7 +14,8 @@ _CHOICE = 0  # purpose of the random numbers
 class Sampling:
     """How tokens are chosen.
 
-    temperature: probabilities are raised to its inverse; 0: the likeliest token, the first of equal ones.
+    temperature: probabilities are raised to its inverse, which is finite; 0: the likeliest token, the first of equal
+        ones.
     top_k: only so many of the likeliest are let in; None: all.
     top_p: only the likeliest that together have this probability (Holtzman et al. 2019), after ``top_k``.
     seed: of the draws, which depend on it, on a sample's number and on the place in it, and on nothing else.
@@ -47,7 +48,8 @@ class Sampling:
 
     def distribution(self, scores: Tensor) -> Tensor:
         """(B, V) probabilities that tokens are drawn with, from log-probabilities (B, V); -inf: not allowed."""
-        scores = scores / self.temperature
+        likeliest = scores.amax(dim=-1, keepdim=True)  # taken off, so that no temperature leaves nothing above -inf
+        scores = (scores - likeliest) / self.temperature
         if self.top_k is not None and self.top_k < scores.shape[-1]:
             kept = scores.topk(self.top_k, dim=-1).indices
             scores = torch.full_like(scores, -torch.inf).scatter(-1, kept, scores.gather(-1, kept))

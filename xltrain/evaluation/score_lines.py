@@ -118,14 +118,14 @@ def read_items(lines: Iterable[bytes], *, name: str, form: str) -> Iterator[Item
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def _item(line: str, number: int, *, place: str) -> Item:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{place}: not JSON ({error}); plain text lines need --format lines") from None
     if not isinstance(found, dict) or not isinstance(found.get("text"), str):
         raise UsageError(f'{place}: must be an object with a string "text", as {{"context": "...", "text": "..."}}')
@@ -136,6 +136,10 @@ def _item(line: str, number: int, *, place: str) -> Item:
         (found["text"] + (context or "")).encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"{place}: {error.object[error.start]!a} is half of a character; write it whole") from None
+    try:
+        json.dumps(found.get("id"), ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:  # numbers that JSON does not know, halves of characters
+        raise UsageError(f'{place}: "id" cannot be repeated in the answer ({error})') from None
     return Item(number, found["text"], context, found.get("id"))
 
 
