@@ -198,6 +198,37 @@ def test_a_token_is_written_in_place_and_moved_seldom():
     assert later.buffer is not cache.buffer  # 110 tokens, and room for 100
 
 
+@torch.inference_mode()
+def test_storage_is_used_again_but_never_while_a_cache_holds_it():
+    model, mem_len = model_of(), 6
+    inputs = [segment | {"fresh": None} for segment in segments(two_sided=False, lengths=(3,) * 40)]
+    alone: list[torch.Tensor] = []
+    cache, places = model.empty_cache(rows=B, mem_len=mem_len), set()
+    for segment in inputs:
+        loss, cache = model(**segment, memory=cache)
+        alone.append(loss)
+        places.add(cache.buffer.keys_values.data_ptr())
+    assert len(places) == 2  # what is left and what is written to, in turn
+    cache, kept = model.empty_cache(rows=B, mem_len=mem_len), []
+    for segment in inputs:
+        kept.append(cache)
+        _, cache = model(**segment, memory=cache)
+    for segment, cache, loss in zip(inputs, kept, alone, strict=True):
+        assert torch.equal(model(**segment, memory=cache)[0], loss)
+
+
+def test_storage_of_inference_mode_is_not_written_to_outside_of_it():
+    model, (segment,) = model_of(), segments(two_sided=False, lengths=(5,))
+    with torch.inference_mode():
+        cache = model.empty_cache(rows=B, mem_len=4)
+        for _ in range(4):
+            _, cache = model(**segment, memory=cache)
+    with torch.no_grad():
+        cache = cache.selected(torch.arange(B))
+        for _ in range(4):
+            _, cache = model(**segment, memory=cache)
+
+
 def test_a_cache_refuses_to_be_part_of_a_gradient():
     model = model_of()
     (segment,) = segments(two_sided=False, lengths=(4,))

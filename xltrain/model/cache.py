@@ -7,6 +7,7 @@ one comes out; what is computed is the same.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -180,11 +181,13 @@ class Cache:
         # With twice the room, what is remembered is copied once in M tokens; each of these reads all of it.
         size = self.mem_len + max(seq_len, self.mem_len)
         *outer, _, width = buffer.keys_values.shape
-        keys_values = buffer.keys_values.new_empty(*outer, size, width)  # (L, 2, B, N, S, H)
+        keys_values = self.scratch.borrow(*outer, size, width, like=buffer.keys_values)  # (L, 2, B, N, S, H)
         keys_values[..., : self.mem_len, :] = buffer.keys_values[..., remembered, :]
         document = buffer.document.new_empty(buffer.document.shape[0], size)  # (B, S)
         document[:, : self.mem_len] = buffer.document[:, remembered]
-        return replace(self, buffer=_Buffer(keys_values, document, end=self.mem_len), end=self.mem_len)
+        buffer = _Buffer(keys_values, document, end=self.mem_len)
+        finalize(buffer, self.scratch.give_back, keys_values).atexit = False
+        return replace(self, buffer=buffer, end=self.mem_len)
 
     def slots(self, layer: int, seq_len: int) -> Slots:
         """One layer's keys and values, with room for ``seq_len`` tokens behind them."""
