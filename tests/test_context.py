@@ -141,6 +141,50 @@ def test_a_loss_after_so_many_tokens_is_that_of_a_forward_over_just_these(object
             assert loss == pytest.approx(forward_once(model, text, place, length), abs=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])
+@pytest.mark.parametrize("mem_len", [12, 24])
+def test_with_zeros_a_loss_after_so_many_tokens_is_that_of_a_text_that_begins_there(objective: str, mem_len: int):
+    """As training reads it, as long as all of the text is remembered; and however long it is, all of it counts."""
+    model = loaded(objective, segments={"initial_memory": "zeros", "mem_len": mem_len})
+    text, places = corpora.split_of([300], vocab_size=V), np.array([110, 150, 250])
+    for length in (1, 7, mem_len, mem_len + min(T, mem_len)):
+        found = losses_after(model, text, places, length)
+        for place, loss in zip(places, found, strict=True):
+            tokens = torch.tensor(text.tokens[place - length : place + 1])[None]
+            assert loss == pytest.approx(begun_anew(model, tokens, mem_len=mem_len), abs=1e-5)
+    length = 4 * mem_len + 3
+    before = losses_after(model, text, places, length)
+    text.tokens[places - length] = (text.tokens[places - length] + 1) % V
+    assert (np.abs(losses_after(model, text, places, length) - before) > 1e-7).all()
+
+
+def begun_anew(model: Loaded, tokens: torch.Tensor, *, mem_len: int) -> float:
+    """Loss of the last of (1, n + 1) tokens by the steps of training; segments are cut from the text's end."""
+    given, target, size = tokens[:, :-1], tokens[:, -1:], min(T, mem_len)
+    query = model.config.objective.name == "permutation"
+    memory, nll = model.model.empty_memory(rows=1, mem_len=mem_len), torch.empty(0)
+    first = (given.shape[1] - 1) % size + 1
+    for part in (given[:, :first], *given[:, first:].split(size, dim=1)):
+        if part.shape[1] == 0:
+            continue
+        place = part.shape[1] if query else part.shape[1] - 1
+        part = torch.nn.functional.pad(part, (0, 1)) if query else part
+        order = torch.arange(part.shape[1])[None]
+        if model.config.objective.name == "seq2seq":
+            order = torch.zeros_like(order)
+        with torch.no_grad():
+            nll, memory = model.model(
+                part,
+                order,
+                target,
+                memory,
+                stream="query" if query else "content",
+                predict=torch.tensor([[place]]),
+                remember=part.shape[1] - query,
+            )
+    return float(nll)
+
+
 def forward_once(model: Loaded, text: Split, place: int, length: int) -> float:
     """Loss of a token from one forward; a source's tokens are cut into segments from its end, as they are read."""
     window = torch.tensor(text.tokens[place - length : place])[None]

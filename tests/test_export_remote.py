@@ -186,6 +186,75 @@ def test_padding_on_the_left_changes_nothing(model: Any):
     assert torch.allclose(model(nxt, mems=both.mems).logits[:1], model(nxt[:1], mems=rest.mems).logits, atol=1e-5)
 
 
+BEGINNINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "zeros": {"objective": {"name": "causal"}, "segments": {"initial_memory": "zeros", "mem_len": 24}},
+    "zeros, permutation": {
+        "objective": {"name": "permutation"},
+        "segments": {"initial_memory": "zeros", "mem_len": 10, "cross_documents": False},
+    },
+    "places": {
+        "objective": {"name": "causal"},
+        "segments": {"mem_len": 0},
+        "model": {"positions": "learned"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_padding_does_not_move_what_stands_before_a_text(
+    name: str, cli: Callable[..., Any], train: Train, tmp_path: Path
+):
+    """The zeros that memory begins with, and the place where a segment begins."""
+    run = train(**BEGINNINGS[name])
+    done = cli("export-checkpoint", run, tmp_path / "out", "--format", "remote-code", "--verify", "--json")
+    assert json.loads(done.out)["max_logit_difference"] < 1e-5
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    texts = [torch.randint(9, 500, (1, size), generator=torch.Generator().manual_seed(size)) for size in (5, 21, 5, 40)]
+    both, mask = padded_to_the_left(texts)
+    found = model(both, attention_mask=mask)
+    for row, text in enumerate(texts):
+        alone = model(text)
+        torch.testing.assert_close(found.logits[row, mask[row] == 1], alone.logits[0], rtol=0, atol=1e-5)
+        if alone.mems is not None:
+            torch.testing.assert_close(found.mems[1][row], alone.mems[1][0])
+            nxt = model(both[:, :3], mems=found.mems).logits[row]
+            torch.testing.assert_close(
+                nxt, model(both[row : row + 1, :3], mems=alone.mems).logits[0], rtol=0, atol=1e-5
+            )
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 5}
+    several = model.generate(both, attention_mask=mask, **options)[:, -5:]
+    assert torch.equal(several, torch.cat([model.generate(text, **options)[:, -5:] for text in texts]))
+
+
+def padded_to_the_left(texts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts (1, n) as one batch, and its mask."""
+    longest = max(text.shape[1] for text in texts)
+    rows = [torch.nn.functional.pad(text, (longest - text.shape[1], 0), value=5) for text in texts]
+    lengths = torch.tensor([[text.shape[1]] for text in texts])
+    return torch.cat(rows), (torch.arange(longest) >= longest - lengths).long()
+
+
+def test_texts_of_different_lengths_go_on_from_memory(model: Any):
+    """Also one of which there is nothing more to read."""
+    generator = torch.Generator().manual_seed(4)
+    begun = torch.randint(9, 500, (4, 20), generator=generator)
+    more = [torch.randint(9, 500, (1, size), generator=generator) for size in (3, 18, 0, 3)]
+    last = torch.randint(9, 500, (4, 4), generator=generator)
+    first = model(begun)
+    both, mask = padded_to_the_left(more)
+    second = model.read(both, attention_mask=mask, token_type_ids=None, mems=first.mems)
+    third = model(last, mems=second[1])
+    for row, text in enumerate(more):
+        mems = model(begun[row : row + 1]).mems
+        if text.shape[1]:
+            alone = model(text, mems=mems)
+            logits = model.logits(second[0][row, mask[row] == 1])
+            torch.testing.assert_close(logits, alone.logits[0], rtol=0, atol=1e-5)
+            mems = alone.mems
+        expected = model(last[row : row + 1], mems=mems).logits[0]
+        torch.testing.assert_close(third.logits[row], expected, rtol=0, atol=1e-5)
+
+
 def test_greedy_generation_is_one_token_after_another(model: Any):
     prompt = torch.randint(9, 500, (2, 20), generator=torch.Generator().manual_seed(2))
     found = model.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=5)

@@ -261,8 +261,8 @@ def choose_targets(text: Split, count: int, *, longest: int, apart: bool, left_o
 def losses_after(loaded: Loaded, text: Split, places: np.ndarray, length: int) -> np.ndarray:
     """(targets,) loss in nats of the tokens at ``places``, each read after exactly ``length`` tokens and nothing else.
 
-    All of these are within reach of attention: memory is as long as they are. Where absolute positions allow no
-    memory, the last ``seq_len`` of them are read.
+    All of these are within reach of attention: memory is as long as they are. Where it begins with zeros that are seen,
+    these are as many as in training. Where absolute positions allow no memory, the last ``seq_len`` tokens are read.
     """
     reader = Reader.of(loaded, mem_len=length)
     segments = loaded.config.segments
@@ -274,7 +274,10 @@ def losses_after(loaded: Loaded, text: Split, places: np.ndarray, length: int) -
         for batch in batches:
             windows = [text.tokens[place - length : place].tolist() for place in batch]
             targets = torch.from_numpy(text.tokens[batch].astype(np.int64)).to(loaded.place.device)
-            log_probs, _ = reader.read(windows)
+            if loaded.model.zeros_at_first:
+                log_probs = reader.after_zeros(windows, zeros=segments.mem_len)
+            else:
+                log_probs, _ = reader.read(windows)
             losses.append(-log_probs.gather(1, targets[:, None])[:, 0].double().cpu().numpy())
             done(len(batch))
     return np.concatenate(losses)

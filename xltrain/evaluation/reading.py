@@ -15,7 +15,8 @@ from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.model.cache import Cache
-from xltrain.model.transformer import LanguageModel
+from xltrain.model.memory import Memory
+from xltrain.model.transformer import LanguageModel, Remembered
 from xltrain.objectives.left_to_right import in_order
 from xltrain.training.build import autocast
 
@@ -111,6 +112,31 @@ class Reader:
         return self._log_probs(last), memory
 
     @torch.no_grad()
+    def after_zeros(self, rows: Sequence[Sequence[int]], *, zeros: int) -> Tensor:
+        """Read B texts of one length after ``zeros`` that are seen, and remember all of them.
+
+        Zeros leave as text comes, as in training; then memory grows with the text. One that were as long from the
+        beginning would show more zeros than the model has ever met.
+
+        Returns:
+            (B, V) log-probabilities of the next token.
+        """
+        tokens = torch.tensor(rows, device=next(self.model.parameters()).device)  # (B, W)
+        width, last = tokens.shape[1], torch.empty(0)
+        count = min(self.seq_len, zeros) or width
+        memory = self.model.empty_memory(rows=len(rows), mem_len=zeros)
+        for stop in range(width - (width - 1) // count * count, width + 1, count):
+            part = tokens[:, max(0, stop - count) : stop]  # (B, T)
+            last, after = self._advance(part, torch.ones_like(part, dtype=torch.bool), memory, source=self.source)
+            new, kept = part.shape[1], max(zeros, stop)
+            memory = Memory(
+                states=torch.cat([memory.states, after.states[:, :, -new:]], dim=2)[:, :, -kept:],  # (L, B, M', D)
+                length=torch.full_like(memory.length, stop),
+                document=torch.cat([memory.document, after.document[:, -new:]], dim=1)[:, -kept:],  # (B, M')
+            )
+        return self._log_probs(last)
+
+    @torch.no_grad()
     def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         """Read one more token (B,) in every row; returns as :meth:`read`."""
         if isinstance(state, Window):
@@ -120,7 +146,7 @@ class Reader:
         last, memory = self._advance(tokens[:, None], text, state, source=False)
         return self._log_probs(last), memory
 
-    def _advance(self, tokens: Tensor, text: Tensor, memory: Cache, *, source: bool) -> tuple[Tensor, Cache]:
+    def _advance(self, tokens: Tensor, text: Tensor, memory: Remembered, *, source: bool) -> tuple[Tensor, Remembered]:
         """Hidden state (B, D) from which the token after the last is predicted, and the memory with (B, T) tokens."""
         count = tokens.shape[1]
         order = in_order(text, source=torch.full_like(tokens[:, 0], count) if source else None)  # (B, T)

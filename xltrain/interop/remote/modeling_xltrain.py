@@ -101,16 +101,53 @@ class XltrainModel(PreTrainedModel):
             document = torch.zeros(rows, dtype=torch.int64, device=input_ids.device)
         else:
             memory, document = Memory(*mems[:3]), mems[3]
+        padding = torch.zeros_like(real[:, 0], dtype=torch.int64)  # (B,) in front of each row
+        if attention_mask is not None and not self._overlooks_padding(mems):
+            padding = (real.cumsum(dim=1) == 0).sum(dim=1)
+        found, memories, documents, places = [], [], [], []
+        for count in padding.unique().tolist():
+            at = (padding == count).nonzero().squeeze(1)  # (b,)
+            types = None if token_type_ids is None else token_type_ids[at, count:]
+            of_rows = Memory(memory.states[:, at], memory.length[at], memory.document[at])
+            hidden, after, number = self._text(input_ids[at, count:], real[at, count:], types, of_rows, document[at])
+            found.append(functional.pad(hidden, (0, 0, count, 0)))  # (b, S, D)
+            memories.append(after)
+            documents.append(number)
+            places.append(at)
+        if len(found) == 1:
+            hidden, memory, document = found[0], memories[0], documents[0]
+        else:
+            back = torch.cat(places).argsort()  # (B,)
+            joined = Memory.joined(memories)
+            memory = Memory(joined.states[:, back], joined.length[back], joined.document[back])
+            hidden, document = torch.cat(found)[back], torch.cat(documents)[back]  # (B, S, D), (B,)
+        return hidden, (memory.states, memory.length, memory.document, document)
+
+    def _overlooks_padding(self, mems: Mems | None) -> bool:
+        """Whether it is enough that nobody sees the padding before a text.
+
+        It is not where something else is seen before the text, which padding would move away: memory, or the zeros that
+        it begins with; and where places are counted from a segment's beginning. Then rows with as much padding are read
+        by themselves, without it.
+        """
+        before = self.config.mem_len > 0 and (mems is not None or self.stack.zeros_at_first)
+        return not before and self.stack.positions not in ("learned", "sinusoid")
+
+    def _text(
+        self, tokens: Tensor, real: Tensor, types: Tensor | None, memory: Memory, document: Tensor
+    ) -> tuple[Tensor, Memory, Tensor]:
+        """Segment by segment: last hidden states (B, S, D), memory, and the document that comes next."""
+        rows, total = tokens.shape
         # A source is read whole, since its words see each other; without memory nothing could be carried over.
         whole = self.config.objective == "seq2seq" and not self.config.mem_len
         seq_len = total if whole else self.config.seq_len
-        found = []
-        for start in range(0, total, seq_len):
+        found = [memory.states.new_zeros(rows, 0, self.stack.d_model)]  # of a row that is nothing but padding
+        for start in range(0, total, seq_len or 1):
             part = slice(start, start + seq_len)
-            types = None if token_type_ids is None else token_type_ids[:, part]
-            hidden, memory, document = self._segment(input_ids[:, part], real[:, part], types, memory, document)
+            of_part = None if types is None else types[:, part]
+            hidden, memory, document = self._segment(tokens[:, part], real[:, part], of_part, memory, document)
             found.append(hidden)
-        return torch.cat(found, dim=1), (memory.states, memory.length, memory.document, document)
+        return torch.cat(found[1:] or found, dim=1), memory, document
 
     def _segment(
         self, tokens: Tensor, real: Tensor, types: Tensor | None, memory: Memory, document: Tensor
