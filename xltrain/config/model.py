@@ -23,7 +23,8 @@ class AdaptiveConfig(Section):
     """Adaptive embedding and softmax: bins of words by frequency, rarer ones with narrower vectors."""
 
     cutoffs: list[Count] = Field(default_factory=list)
-    """Ids where a new bin begins, ascending; empty: one table and one softmax. Ids must be sorted by frequency."""
+    """Ids where a new bin begins, ascending; empty: one table and one softmax. Ids must be sorted by frequency,
+    as those of words and of sentencepiece's unigram are; there is a warning where a text's are not."""
     div_val: Count = 1
     """Bin i has vectors of `d_model / div_val^i`."""
     tie_projections: bool | list[bool] = False

@@ -15,7 +15,7 @@ from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
-from xltrain.data.kinds import check_special_pieces, cleanup_of, load_tokenizer, read_tokenizer, train_tokenizer
+from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.overlap import trained_on
 from xltrain.data.shards import Form, Shard, group_pieces
@@ -150,19 +150,45 @@ def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str,
 
 def _trained_before(config: Config, marks: dict[str, str]) -> Tokenizer | None:
     """The tokenizer of a store that has the same training text and settings, and other validation or test texts."""
-    for path in sorted(_cache(config).glob("store-*/manifest.json")):
+    for store in stores_of(config, marks["training_fingerprint"]):
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT or manifest["training_fingerprint"] != marks["training_fingerprint"]:
-                continue
-            tokenizer = load_tokenizer(path.parent)
+            tokenizer = store.tokenizer()
         except (OSError, ValueError, KeyError, UsageError):  # damaged, or another process is removing it
             continue
-        if describe(tokenizer) == manifest["tokenizer"]:
-            console.say(f"using the tokenizer of {path.parent}, which has the same training text and settings")
-            tokenizer.training = manifest["training"]
+        if describe(tokenizer) == store.manifest["tokenizer"]:
+            console.say(f"using the tokenizer of {store.folder}, which has the same training text and settings")
+            tokenizer.training = store.manifest["training"]
             return tokenizer
     return None
+
+
+def stores_of(config: Config, training_fingerprint: str | None = None) -> Iterator[Store]:
+    """Stores in corpus.cache_dir, all or those of one training text and tokenizer; their files are not checked."""
+    for path in sorted(Path(config.corpus.cache_dir).expanduser().glob("store-*/manifest.json")):
+        try:
+            store = Store.open(path.parent)
+            if store.manifest["format"] == FORMAT and training_fingerprint in (None, store.training_fingerprint):
+                yield store
+        except (OSError, ValueError, KeyError):  # damaged, or another process is removing it
+            continue
+
+
+def prepared_before(config: Config) -> Store | None:
+    """A store of this training text and tokenizer, if there is one; for files on this machine only.
+
+    The files are digested for it, as at the start of a run, if there is any store of such a tokenizer.
+    """
+    entries = config.corpus.train
+    named = [file for entry in entries for file in ([entry] if isinstance(entry, str) else entry.files)]
+    if any(isinstance(entry, SourceConfig) and entry.dataset for entry in entries) or "://" in " ".join(named):
+        return None
+    if not any(store.manifest["tokenizer"]["kind"] == config.tokenizer.kind for store in stores_of(config)):
+        return None
+    try:
+        marks = fingerprints(config, {"train": find_sources(entries, config.corpus, key="corpus.train")})
+    except UsageError:  # the text is not here, or is none
+        return None
+    return next(stores_of(config, marks["training_fingerprint"]), None)
 
 
 def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prepared:

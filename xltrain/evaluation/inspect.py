@@ -1,4 +1,7 @@
-"""``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus."""
+"""``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus.
+
+But for one question: with adaptive bins, the files of a corpus that has been prepared are digested to find its store.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xltrain import console
 from xltrain.config.init_from import NAMES
 from xltrain.config.load import load_config
 from xltrain.config.schema import Config
 from xltrain.config.training import OptimizerConfig
+from xltrain.data.prepare import prepared_before, stores_of
 from xltrain.data.streams import Segment
 from xltrain.data.tokenizer import SPECIALS
 from xltrain.errors import UsageError
@@ -20,6 +25,7 @@ from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Plan
 from xltrain.pictures import check_picture
+from xltrain.training.bins import unsorted_ids
 from xltrain.training.build import build_model, build_objective, count_parameters
 from xltrain.training.checkpoint import find_checkpoint
 from xltrain.training.dealing import Counts, deal
@@ -71,11 +77,13 @@ def inspect(
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
         checkpoint = find_checkpoint(source)
         config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
+        fingerprint = checkpoint.progress().fingerprint
     else:
-        config = load_config(source, overrides)
+        config, fingerprint = load_config(source, overrides), None
         vocab_size, _ = assumed_vocabulary(config)
     with torch.device("meta"):
         model = build_model(config, vocab_size=vocab_size, device=torch.device("meta"))
+    _look_at_bins(config, fingerprint)
     found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size, processes)
     if signal or picture:
         report = report_of(config, vocab_size)
@@ -84,6 +92,21 @@ def inspect(
             draw_report(report, picture)
             found["picture"] = str(picture)
     return found
+
+
+def _look_at_bins(config: Config, fingerprint: str | None) -> None:
+    """Say if the text has other bins than the configuration, where it has been prepared.
+
+    ``fingerprint``: of a run's training text and tokenizer; None: the files tell it, and are digested for it.
+    """
+    if not config.model.adaptive.cutoffs:
+        return
+    store = prepared_before(config) if fingerprint is None else next(stores_of(config, fingerprint), None)
+    if store is None:
+        return
+    said = unsorted_ids(store.unigram(), config.model.adaptive.cutoffs, kind=store.manifest["tokenizer"]["kind"])
+    if said:
+        console.warn(said)
 
 
 def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int) -> dict[str, Any]:

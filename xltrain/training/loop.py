@@ -18,6 +18,7 @@ from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
 from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, has_targets, unigram_entropy
+from xltrain.training.bins import unsorted_ids
 from xltrain.training.build import autocast, count_parameters
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal
@@ -143,6 +144,9 @@ def _introduce(run: Run, start: Start, work: Work) -> None:
         notes=run.stream.notes(),
     ):
         console.say(line)
+    cutoffs = run.config.model.adaptive.cutoffs
+    if cutoffs and (said := unsorted_ids(run.store.unigram(), cutoffs, kind=run.tokenizer.kind)):
+        console.warn(said)
     if start.checkpoint is not None:
         console.say(f"resuming at step {run.progress.step:,} from {start.checkpoint.folder}")
     if start.origin is not None:
