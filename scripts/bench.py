@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,8 +74,7 @@ class Work:
         return cls(tokens, order, predict, tokens.gather(1, predict))
 
 
-def ours(size: Size, work: Work, *, dropout: float, compiled: bool = False) -> Callable[[], float]:
-    """A function that does one forward and backward and returns the loss."""
+def build(size: Size, **settings: Any) -> LanguageModel:
     model = LanguageModel(
         vocab_size=size.vocab_size,
         num_layers=size.layers,
@@ -82,12 +82,15 @@ def ours(size: Size, work: Work, *, dropout: float, compiled: bool = False) -> C
         num_heads=size.heads,
         head_dim=size.d_model // size.heads,
         d_inner=4 * size.d_model,
-        dropout=dropout,
-        attention_dropout=dropout,
-        query_stream=True,
-        two_sided=True,
+        **settings,
     )
     initialise(model, std=0.02)
+    return model
+
+
+def ours(size: Size, work: Work, *, dropout: float, compiled: bool = False) -> Callable[[], float]:
+    """A function that does one forward and backward and returns the loss."""
+    model = build(size, dropout=dropout, attention_dropout=dropout, query_stream=True, two_sided=True)
     memory = [full_memory(model, size)]
     forward = torch.compile(model, dynamic=False) if compiled else model
 
@@ -212,15 +215,7 @@ def lengths(*, pairs: int) -> None:
 
 def causal(size: Size) -> Callable[[], float]:
     """A causal step with a full memory."""
-    model = LanguageModel(
-        vocab_size=size.vocab_size,
-        num_layers=size.layers,
-        d_model=size.d_model,
-        num_heads=size.heads,
-        head_dim=size.d_model // size.heads,
-        d_inner=4 * size.d_model,
-    )
-    initialise(model, std=0.02)
+    model = build(size)
     tokens = torch.randint(0, size.vocab_size, (size.rows, size.seq_len))
     order = torch.arange(size.seq_len).expand(size.rows, -1)
     memory = full_memory(model, size)
