@@ -93,6 +93,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "objective": {"name": "permutation"},
         "model": {"norm_position": "pre", "parametrization": "ntk", "init": {"variance": "xavier"}},
     },
+    "permutation, learned positions": {
+        "objective": {"name": "permutation"},
+        "model": {"positions": "learned"},
+        "segments": {"mem_len": 0},
+    },
     "masked": {"objective": {"name": "masked"}, "model": {"attention_scale": "init"}},
     "seq2seq": {"objective": {"name": "seq2seq"}, "segments": {"mem_len": 0}},
 }

@@ -131,7 +131,17 @@ class XltrainModel(PreTrainedModel):
         by themselves, without it.
         """
         before = self.config.mem_len > 0 and (mems is not None or self.stack.zeros_at_first)
-        return not before and self.stack.positions not in ("learned", "sinusoid")
+        return not before and not self._counts_places
+
+    @property
+    def _counts_places(self) -> bool:
+        """Whether positions are counted from a segment's beginning; there is no memory then, and no longer segment."""
+        return self.stack.positions in ("learned", "sinusoid")
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a segment; where places are counted, one of them is the last query's."""
+        return max(1, self.config.seq_len - int(self._counts_places and self.config.objective == "permutation"))
 
     def _text(
         self, tokens: Tensor, real: Tensor, types: Tensor | None, memory: Memory, document: Tensor
@@ -139,8 +149,8 @@ class XltrainModel(PreTrainedModel):
         """Segment by segment: last hidden states (B, S, D), memory, and the document that comes next."""
         rows, total = tokens.shape
         # A source is read whole, since its words see each other; without memory nothing could be carried over.
-        whole = self.config.objective == "seq2seq" and not self.config.mem_len
-        seq_len = total if whole else self.config.seq_len
+        whole = self.config.objective == "seq2seq" and not self.config.mem_len and not self._counts_places
+        seq_len = total if whole else self._room
         found = [memory.states.new_zeros(rows, 0, self.stack.d_model)]  # of a row that is nothing but padding
         for start in range(0, total, seq_len or 1):
             part = slice(start, start + seq_len)
@@ -224,6 +234,13 @@ def _ends_with_text(attention_mask: Tensor | None) -> bool:
 class XltrainForCausalLM(XltrainModel, GenerationMixin):
     """Logits at a place are those of the token after it; a permutation model is read from left to right."""
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As transformers has it; the prompt of a seq2seq model is its source, unless ``token_type_ids`` say else."""
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        if self.config.objective == "seq2seq" and prompt is not None and kwargs.get("token_type_ids") is None:
+            kwargs["token_type_ids"] = torch.zeros_like(prompt)
+        return super().generate(inputs, *args, **kwargs)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
@@ -233,13 +250,11 @@ class XltrainForCausalLM(XltrainModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        if token_type_ids is None and self.config.objective == "seq2seq":
-            token_type_ids = torch.zeros_like(input_ids)  # the prompt is the source
         new = input_ids.shape[1]
         if mems is not None:
             new = 1
-        elif not self.config.mem_len and self.config.objective != "seq2seq":
-            new = min(new, self.config.seq_len)  # without memory, what it can see at once
+        elif not self.config.mem_len and (self._counts_places or self.config.objective != "seq2seq"):
+            new = min(new, self._room)  # without memory, what it can see at once
         return {
             "input_ids": input_ids[:, -new:],
             "attention_mask": None if attention_mask is None else attention_mask[:, -new:],
@@ -254,9 +269,6 @@ class XltrainForCausalLM(XltrainModel, GenerationMixin):
     ) -> dict[str, Any]:
         if self.config.objective == "seq2seq":  # what is generated is target
             types = model_kwargs.pop("token_type_ids", None)
-            mask = model_kwargs.get("attention_mask")
-            if types is None and mask is not None:
-                types = torch.zeros_like(mask)
             found = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
             if types is not None:
                 found["token_type_ids"] = functional.pad(types, (0, 1), value=1)
