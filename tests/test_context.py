@@ -17,6 +17,7 @@ from xltrain.data.tokenizer import CharTokenizer, never_target
 from xltrain.distributed import Place
 from xltrain.evaluation import context_picture
 from xltrain.evaluation.context import (
+    asked,
     block_error,
     choose_targets,
     curve,
@@ -106,8 +107,10 @@ def test_one_token_less_than_the_known_context_is_not_enough():
 
 def test_the_curve_of_that_language_falls_until_memory_reaches_the_context_for_every_token():
     model, text = copying()
+    scored = np.arange(3000) >= 41
     points = {
-        point["mem_len"]: point for point in curve(model, text, lengths=[0, 4, 10, 19, 20, 40], first=41, batch_size=4)
+        point["mem_len"]: point
+        for point in curve(model, text, lengths=[0, 4, 10, 19, 20, 40], scored=scored, batch_size=4)
     }
     losses = {mem_len: point["loss"] for mem_len, point in points.items()}
     assert losses[0] > losses[4] > losses[10] > losses[19]
@@ -121,14 +124,42 @@ def test_a_curve_compares_the_same_tokens_and_its_numbers_do_not_depend_on_the_n
     text = corpora.split_of([900], vocab_size=V)
     for objective in ("causal", "permutation"):
         model = loaded(objective)
-        one, many = (curve(model, text, lengths=[0, 10, 50], first=51, batch_size=rows) for rows in (1, 8))
-        asked = 900 - 51
+        scored = asked(model, text) & (np.arange(900) >= 51)
+        one, many = (curve(model, text, lengths=[0, 10, 50], scored=scored, batch_size=rows) for rows in (1, 8))
+        count = 900 - 51
         if objective == "permutation":
-            asked -= int(never_target(TOKENIZER)[text.tokens[51:]].sum())
-        assert [point["targets"] for point in one] == [asked] * 3
+            count -= int(never_target(TOKENIZER)[text.tokens[51:]].sum())
+        assert [point["targets"] for point in one] == [count] * 3
         for alone, together in zip(one, many, strict=True):
             assert together["loss"] == pytest.approx(alone["loss"], rel=1e-6)
         assert abs(one[0]["loss"] - one[1]["loss"]) > 1e-4  # memory matters here
+
+
+@pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])
+@pytest.mark.parametrize("cross_documents", [True, False])
+def test_a_model_is_asked_for_the_tokens_that_it_has_a_loss_for(objective: str, cross_documents: bool):
+    model, text = loaded(objective, segments={"cross_documents": cross_documents}), corpora.split_of([40] * 5)
+    text.tokens[:] = 9 + text.tokens % (V - 9)
+    text.tokens[text.ends - 1] = TOKENIZER.eod
+    losses = losses_in_stream(model, text, mem_len=16, batch_size=2)
+    assert (asked(model, text) == ~np.isnan(losses)).all()
+    count = (
+        199 if cross_documents and objective != "permutation" else 195
+    )  # without the five <eod>, or the first tokens
+    assert asked(model, text).sum() == count
+
+
+def test_models_of_different_objectives_are_compared_on_the_same_tokens(
+    corpus: corpora.Corpus, finished: Any, cli: Cli, tmp_path: Path
+):
+    config = corpora.config_file(tmp_path, corpus.train, objective={"name": "permutation"}, training={"max_steps": 1})
+    assert cli("pretrain", config).status == 0
+    runs = (finished[0] / "run", tmp_path / "run")
+    outcome = cli("context", *runs, "--data", corpus.valid, "--mem-lens", "0,8", "--targets", 0, "--json")
+    models = json.loads(outcome.out)["models"]
+    assert [model["objective"] for model in models] == ["causal", "permutation"]
+    tokens = json.loads(outcome.out)["tokens"]
+    assert {point["targets"] for model in models for point in model["curve"]} == {tokens - 9 - 6}  # six <eod>
 
 
 @pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])

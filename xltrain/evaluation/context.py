@@ -79,13 +79,15 @@ def context(
             f"--mem-lens: after {first - 1:,} tokens the text, of {text.num_tokens:,}, leaves too few to score; give a "
             "longer text or shorter memories"
         )
+    scored = np.logical_and.reduce([asked(loaded, text) for loaded in group])  # (tokens,)
+    scored[:first] = False
     models = [
         {
             "checkpoint": str(loaded.checkpoint.folder),
             "objective": loaded.config.objective.name,
             "seq_len": loaded.config.segments.seq_len,
             "mem_len": loaded.config.segments.mem_len,
-            "curve": curve(loaded, text, lengths=own, first=first, batch_size=batch_size),
+            "curve": curve(loaded, text, lengths=own, scored=scored, batch_size=batch_size),
         }
         for loaded, own in zip(group, lengths, strict=True)
     ]
@@ -146,31 +148,43 @@ def memory_lengths(loaded: Loaded, text: Split, wanted: list[int]) -> list[int]:
     return fitting
 
 
+def asked(loaded: Loaded, text: Split) -> np.ndarray:
+    """(tokens,) bool: the tokens that a model has a loss for, where a text is read as one stream.
+
+    A causal model predicts from a token before, of the same document where these are kept apart; a permutation model
+    is never asked for control symbols.
+    """
+    if loaded.config.objective.name == "permutation":
+        return ~never_target(loaded.tokenizer)[text.tokens]
+    return _before(text, apart=_apart(loaded)) > 0
+
+
 def curve(
-    loaded: Loaded, text: Split, *, lengths: list[int], first: int, batch_size: int | None
+    loaded: Loaded, text: Split, *, lengths: list[int], scored: np.ndarray, batch_size: int | None
 ) -> list[dict[str, Any]]:
-    """Loss of the same tokens of a text, all from place ``first`` on, at every memory length.
+    """Loss of the same tokens of a text at every memory length.
+
+    ``scored``: (tokens,) bool, which tokens these are; the model must be :func:`asked` for each.
 
     ``gain`` is what a memory saves against the shortest one, in nats, with the standard error of the mean difference:
     the targets are the same, so it is far smaller than that of the losses.
     """
     losses = []
     for mem_len in lengths:
-        losses.append(losses_in_stream(loaded, text, mem_len=mem_len, batch_size=batch_size)[first:])
-        console.say(f"{loaded.checkpoint.folder}: memory {mem_len:,}, loss {np.nanmean(losses[-1]):.4f}")
-    scored = ~np.isnan(losses[0])
+        losses.append(losses_in_stream(loaded, text, mem_len=mem_len, batch_size=batch_size)[scored])
+        console.say(f"{loaded.checkpoint.folder}: memory {mem_len:,}, loss {losses[-1].mean():.4f}")
     found = []
     for mem_len, loss in zip(lengths, losses, strict=True):
-        mean = float(loss[scored].mean())
+        mean = float(loss.mean())
         found.append(
             {
                 "mem_len": mem_len,
                 "loss": mean,
-                "standard_error": block_error(loss[scored]),
+                "standard_error": block_error(loss),
                 "ppl": math.exp(mean),
-                "gain": float((losses[0] - loss)[scored].mean()),
-                "gain_standard_error": block_error((losses[0] - loss)[scored]),
-                "targets": int(scored.sum()),
+                "gain": float((losses[0] - loss).mean()),
+                "gain_standard_error": block_error(losses[0] - loss),
+                "targets": len(loss),
             }
         )
     return found
