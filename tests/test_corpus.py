@@ -3,7 +3,9 @@
 import bz2
 import gzip
 import lzma
+import os
 import pickle
+import re
 from pathlib import Path
 
 import corpora
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from xltrain.data import corpus as corpus_module
 from xltrain.data.corpus import Counts, TextPiece, cut_file, read_lines
 from xltrain.data.files import find_files
-from xltrain.data.prepare import prepare
+from xltrain.data.prepare import corpus_sources, prepare
 from xltrain.data.store import Store
 from xltrain.errors import UsageError
 
@@ -87,7 +89,18 @@ def test_a_byte_order_mark_is_no_text_in_any_file(corpus: corpora.Corpus, tmp_pa
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("words and words\n".encode("utf-16-le"), "not UTF-8, it looks like UTF-16"),
+        (
+            "words and words\n".encode("utf-16-le"),
+            "not UTF-8, it looks like UTF-16LE; convert it with iconv -f UTF-16LE",
+        ),
+        (
+            "words and words\n".encode("utf-16-be"),
+            "not UTF-8, it looks like UTF-16BE; convert it with iconv -f UTF-16BE",
+        ),
+        ("words, 语料\n".encode("utf-32-le"), "not UTF-8, it looks like UTF-32LE; convert it with iconv -f UTF-32LE"),
+        ("words, 语料\n".encode("utf-32-be"), "not UTF-8, it looks like UTF-32BE; convert it with iconv -f UTF-32BE"),
+        (bytes(1000), "not text, 1,000 of its first 1,000 bytes are NUL; it is damaged"),
+        (b"abc\0\0\0d\0\0\0\0e" * 99, "not text, 693 of its first 1,188 bytes are NUL; it is damaged"),
         ("words and words\n".encode("utf-16"), "not UTF-8, it looks like UTF-16"),
         ("语料库的文字\n".encode("gb18030"), "not UTF-8 text (byte 0 is 0xd3)"),
         ("caf\u00e9\n".encode("latin-1"), "; convert it with iconv -f LATIN1 -t UTF-8, with its own encoding in place"),
@@ -290,6 +303,62 @@ def test_files_come_in_the_order_of_the_patterns_and_once(tmp_path: Path):
     (tmp_path / "b9.txt").mkdir()
     patterns = [str(tmp_path / pattern) for pattern in ("b*.txt", "[x].txt", "a.txt", "*.txt")]
     assert [path.name for path in find_files(patterns, key="k")] == ["b1.txt", "b2.txt", "[x].txt", "a.txt"]
+
+
+def test_a_file_under_several_names_is_read_once_and_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A link to a folder above it gives a glob every file forty times."""
+    folder = tmp_path / "texts"
+    (folder / "inner").mkdir(parents=True)
+    first, second = write(folder / "a.txt", "first\n"), write(folder / "inner" / "b.txt", "second\n")
+    (folder / "loop").symlink_to(folder)
+    (folder / "z.txt").symlink_to(first)
+    write(tmp_path / "copy.txt", "first\n")
+    for entries in (
+        [str(folder / "**" / "*.txt"), str(first), str(tmp_path / "copy.txt")],
+        [{"files": [str(folder / "**" / "*.txt"), str(tmp_path / "copy.txt")]}],
+    ):
+        config = corpora.config_for([], tmp_path, corpus={"train": entries})
+        sources = corpus_sources(config)["train"]
+        assert [source.name for source in sources] == [str(first), str(second), str(tmp_path / "copy.txt")]
+        said = capsys.readouterr().err
+        assert re.fullmatch(
+            rf"corpus\.train: left out \d+ file\(s\) that are there under another name, as {folder}/loop/a.txt is "
+            rf"{first}\n",
+            said,
+        )
+    corpus_sources(corpora.config_for([], tmp_path, corpus={"train": [str(first), f"{folder}/a*"]}))
+    assert capsys.readouterr().err == ""
+
+
+def test_what_can_be_read_only_once_is_refused_as_what_it_is(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        UsageError, match=r"pipe is not a regular file, and text is read more than once; give a file, or"
+    ):
+        find_files([str(tmp_path / "pipe")], key="corpus.train")
+
+
+@pytest.mark.parametrize(
+    ("content", "inner", "warned"),
+    [
+        ("one two\r\nthree\r\n\r\n" * 50, 0, False),
+        ("one two\r\r\nthree\n" * 50, 0, False),
+        ("one two\rthree\r\rfour\r" * 50, 149, True),
+        ("one two\n" * 200 + "three\rfour\n", 1, False),
+        ("one two\n" * 50 + "three\rfour\n", 1, True),
+    ],
+)
+def test_line_ends_of_old_macs_are_told_and_other_carriage_returns_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, inner: int, warned: bool
+):
+    path = write(tmp_path / "t.txt", content)
+    store = prepare(corpora.config_for(path, tmp_path, tokenizer={"kind": "char", "vocab_size": None})).store
+    dropped = store.manifest["dropped"]["train"]
+    assert (dropped["carriage_returns"], dropped["inner_carriage_returns"]) == (content.count("\r"), inner)
+    told = (
+        f"WARNING: corpus.train: {inner:,} carriage returns (U+000D) inside lines were removed, which joins the words"
+    )
+    assert (told in capsys.readouterr().err) == warned
 
 
 def test_a_folder_is_no_file(tmp_path: Path):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored import PACKERS, found, json_lines, refused, write
+from stored import PACKERS, documents, found, json_lines, refused, write
 
 from xltrain.data import records
 
@@ -84,10 +84,27 @@ def test_many_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
         '{"text": ' + "[" * 100_000 + "\n",
         "{% block content %}\n{{ name }}\n",
         '"text"\n"text"\n',
+        '[{"name": "an array of other things"}]\n',
+        '[1, "text"]\n',
     ],
 )
 def test_other_text_and_code_is_not_taken_for_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str):
     assert said(capsys, [str(write(tmp_path / "t.txt", content))]) == ""
+
+
+def test_an_array_of_records_is_told_with_what_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for indent in (None, 2):
+        array = json.dumps([{"id": number, "text": f"text {number}"} for number in range(3)], indent=indent)
+        path = write(tmp_path / "t.json", "\ufeff" + array)
+        text = said(capsys, [str(path)])
+        assert text.startswith(
+            f"WARNING: corpus.train: {path} seems to be a JSON array of records, but is read as plain"
+        )
+        assert f"write {{dataset: json, data_files: {path}, split: train}}" in text
+        assert said(capsys, [{"files": str(path), "format": "text"}]) == ""
+        assert said(capsys, [str(path)], text_field="title") == ""
+    write(path, array)
+    assert documents([{"dataset": "json", "data_files": str(path), "split": "train"}]) == ["text 0", "text 1", "text 2"]
 
 
 def test_eval_ppl_says_it_of_its_own_files(

@@ -71,6 +71,7 @@ def test_text_in_records_is_cleaned_as_text_in_files_is(entry: Any):
     dropped = counts.dropped()
     assert dropped == {
         "carriage_returns": 2,
+        "inner_carriage_returns": 1,
         "nulls": 1,
         "byte_order_marks": 1,
         "empty_records": 3,

@@ -32,6 +32,20 @@ def test_rare_words_become_unknown():
         words(min_count=2, vocab_size=9)
 
 
+def test_a_vocabulary_without_any_word_is_refused():
+    for size in (1, 2):
+        with pytest.raises(
+            UsageError, match=rf"{size} leaves no room for words beside <eos> and <unk>; allow at least 3"
+        ):
+            words(vocab_size=size)
+    with pytest.raises(UsageError, match="1 leaves no room for words beside <unk>; allow at least 2"):
+        words(vocab_size=1, eos=False)
+    with pytest.raises(
+        UsageError, match="min_count: no word of this text occurs 3 times, the most frequent one 2 times"
+    ):
+        words(min_count=3)
+
+
 def written(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path

@@ -5,6 +5,7 @@ from typing import Any
 _COLUMNS = ("documents", "lines", "bytes", "characters", "words", "tokens")
 _DROPPED = {
     "carriage_returns": "carriage returns (U+000D)",
+    "inner_carriage_returns": "of these inside lines",
     "nulls": "NUL characters (U+0000)",
     "byte_order_marks": "byte-order marks (U+FEFF)",
     "empty_records": "records without text",

@@ -9,6 +9,7 @@ Treatment of what text contains, in files of any kind and the same in vocabulary
 """
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
@@ -29,6 +30,7 @@ PACKED = 3
 CUTS = {"blank_line": "blank_line", "line": "line", "two_columns": "line", "file": "start"}
 """Behind what a text file may be cut, for each way in which documents end."""
 _REMOVED = str.maketrans("", "", "\r\0\ufeff")
+_INNER_RETURN = re.compile(r"\r(?=[^\r\n])")
 
 
 @dataclass
@@ -36,8 +38,9 @@ class Counts:
     """What a text holds, and what of it was left out.
 
     ``lines`` as `wc -l` counts them; ``characters`` include line ends; ``bytes`` are those of the text before anything
-    is removed, unpacked and without the JSON around it. The rest counts what is dropped: characters that are removed,
-    records without text, and documents that a source's weight leaves out.
+    is removed, unpacked and without the JSON around it. The rest counts what is dropped: characters that are removed
+    (of carriage returns, also how many had text behind them in their line), records without text, and documents that
+    a source's weight leaves out.
     """
 
     documents: int = 0
@@ -46,6 +49,7 @@ class Counts:
     characters: int = 0
     words: int = 0
     carriage_returns: int = 0
+    inner_carriage_returns: int = 0
     nulls: int = 0
     byte_order_marks: int = 0
     empty_records: int = 0
@@ -233,7 +237,10 @@ def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> list[str
         counts.characters += len(cleaned)
         counts.words += count_words(cleaned)
         if len(cleaned) != len(text):
-            counts.carriage_returns += text.count("\r")
+            returns = text.count("\r")
+            counts.carriage_returns += returns
+            if returns > text.count("\r\n"):
+                counts.inner_carriage_returns += sum(1 for _ in _INNER_RETURN.finditer(text))
             counts.nulls += text.count("\0")
             counts.byte_order_marks += text.count("\ufeff")
     return lines

@@ -102,6 +102,11 @@ def find_each(patterns: Sequence[str], *, key: str) -> list[list[AnyFile]]:
         if saved:
             raise UsageError(f"{key}: {saved[0]} is a saved dataset; in a configuration it is {{dataset: {saved[0]}}}")
         raise UsageError(f"{key}: {', '.join(folders)} is a folder; name files in it, such as {folders[0]}/*.txt")
+    if other := [pattern for pattern in missing if Path(pattern).expanduser().exists()]:
+        raise UsageError(
+            f"{key}: {', '.join(other)} is not a regular file, and text is read more than once; give a file, or in "
+            "corpus.train for the command prepare '-', standard input"
+        )
     if missing:
         raise UsageError(f"{key}: no file matches {', '.join(missing)} (working directory {Path.cwd()})")
     return found
@@ -198,9 +203,31 @@ def check_text(file: AnyFile, head: bytes) -> None:
         raise FaultyFile(f"{file}: a zip file, not text; unpack it first")
     if compression(head) is not None:
         raise FaultyFile(f"{file}: a {compression(head)} file within another one; unpack it first")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 10 > len(head):
-        wide = "UTF-32" if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) else "UTF-16"
+    if (wide := _wide_encoding(head)) is not None:
         raise FaultyFile(f"{file}: not UTF-8, it looks like {wide}; convert it with iconv -f {wide} -t UTF-8")
+    if head.count(0) * 10 > len(head):
+        raise FaultyFile(
+            f"{file}: not text, {head.count(0):,} of its first {len(head):,} bytes are NUL; it is damaged, or of "
+            "another format"
+        )
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-32 or UTF-16, if the file that begins with ``head`` says so, or has zeros where these have them."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    if head.count(0) * 10 <= len(head):
+        return None
+    quarter = len(head) // 4
+    first, second, third, fourth = (head[place : 4 * quarter : 4].count(0) for place in range(4))
+    if first < quarter == third == fourth or fourth < quarter == first == second:
+        return "UTF-32LE" if first < quarter else "UTF-32BE"
+    even, odd = first + third, second + fourth
+    if min(even, odd) * 20 <= max(even, odd):
+        return "UTF-16BE" if even > odd else "UTF-16LE"
+    return None
 
 
 def digest(file: AnyFile) -> str:

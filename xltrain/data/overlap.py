@@ -4,10 +4,10 @@ import glob
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 
 from xltrain.config.text import SourceConfig
-from xltrain.data.files import digest
 
 Entries = Sequence[str | SourceConfig]
 
@@ -27,9 +27,7 @@ def _files_trained_on(train: Entries, entries: Entries) -> Iterator[str]:
         sizes.setdefault(path.stat().st_size, []).append(path)
     for path in _files(entries):
         same_size = sizes.get(path.stat().st_size, [])
-        if any(path.samefile(other) for other in same_size) or any(
-            digest(path) == digest(other) for other in same_size
-        ):
+        if any(path.samefile(other) or cmp(path, other, shallow=False) for other in same_size):
             yield f"{path} is part of corpus.train"
 
 

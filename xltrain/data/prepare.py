@@ -29,7 +29,8 @@ SPLITS = ("train", "validation", "test")
 
 MANY_UNKNOWN = 0.01
 """Share of <unk> above which a person is warned."""
-
+MANY_JOINED = 0.01
+"""Carriage returns inside of lines, per line, above which a person is warned."""
 
 _WITHOUT_PIECES = {"kind", "vocab_size", "eos", "lower", "min_count"}
 """What matters in the tokenizer section where the kind is not sentencepiece."""
@@ -196,6 +197,7 @@ def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prep
     building.finish(folder, marks)
     console.say(f"wrote the token store {folder}")
     store = _checked(Store.open(folder))
+    _warn_of_joined_lines(store)
     _warn_of_unknown(store, given=config.tokenizer.path)
     return Prepared(store, reused=False)
 
@@ -240,6 +242,17 @@ def _warn_of_overlap(config: Config) -> None:
     for name in ("validation", "test"):
         for clause in trained_on(config.corpus.train, getattr(config.corpus, name), split=name):
             console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
+
+
+def _warn_of_joined_lines(store: Store) -> None:
+    """Say where removed carriage returns seem to have been line ends."""
+    for name, dropped in store.manifest["dropped"].items():
+        if (inner := dropped["inner_carriage_returns"]) > MANY_JOINED * store.manifest["splits"][name]["lines"]:
+            console.warn(
+                f"corpus.{name}: {inner:,} carriage returns (U+000D) inside lines were removed, which joins the words "
+                "around them; if they end lines, as in files of old Macs, turn them into line feeds first "
+                "(tr '\\r' '\\n')"
+            )
 
 
 def _warn_of_unknown(store: Store, *, given: str | None) -> None:

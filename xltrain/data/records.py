@@ -6,6 +6,7 @@ a dataset, follow one another as lines of one document.
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ class JsonLines:
         where = f"{self.path}: the record at byte {place}"
         try:
             record = json.loads(decoded(line, name=str(self.path), place=place).strip("\ufeff\0 \t\r\n"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FaultyFile(f"{where} is not JSON ({error}); each line has to hold one object") from None
         if not isinstance(record, dict):
             raise FaultyFile(f"{where} is {_kind(record)}, not an object such as {{'{self.field}': '...'}}")
@@ -133,6 +134,13 @@ def fields_of_text(file: AnyFile, head: bytes, *, wanted: str) -> list[str]:
     fields = dict.fromkeys(name for record in records for name, value in record.items() if isinstance(value, str))
     common = [name for name in fields if all(name in record for record in records)]
     return common if len(records) > 1 or wanted in common else []
+
+
+def begins_array(head: bytes, *, wanted: str) -> bool:
+    """Whether a file that begins with ``head`` seems to hold a JSON array of objects with text in ``wanted``."""
+    field = re.escape(json.dumps(wanted, ensure_ascii=False).encode())
+    begins = re.match(rb'[\s\xef\xbb\xbf]*\[\s*\{\s*"', head)
+    return begins is not None and re.search(field + rb'\s*:\s*"', head) is not None
 
 
 def _first_lines(file: AnyFile) -> Iterator[bytes]:

@@ -7,13 +7,14 @@ that reads text, from the vocabulary to perplexity, reads it through sources.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from xltrain import console
 from xltrain.config.text import CorpusConfig, SourceConfig
 from xltrain.data.corpus import Counts, Document, Piece, cut_file
 from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files, named_by
-from xltrain.data.records import fields_of_text, json_pieces, parquet_pieces
+from xltrain.data.records import begins_array, fields_of_text, json_pieces, parquet_pieces
 from xltrain.errors import UsageError
 
 STANDARD_INPUT = "-"
@@ -143,34 +144,68 @@ def find_sources(
         raise UsageError(f"{key}: '-', standard input, is for the command prepare; name a file here")
     found_plain = iter(find_each([entry for entry in entries if isinstance(entry, str)], key=key))
     sources: list[Source] = []
-    seen: set[AnyFile] = set()  # a file that several patterns match counts once
+    seen: dict[AnyFile, AnyFile] = {}
     for entry, given in zip(whole, entries, strict=True):
         if entry.dataset is not None:
             one: list[Source] = [_dataset(entry, corpus, key=key, split=split)]
         elif isinstance(given, str):
-            files = [file for file in next(found_plain) if file not in seen]
-            seen.update(files)
-            one = _files(files, entry, corpus, key=key)
+            one = _files(_new(next(found_plain), seen, key=key), entry, corpus, key=key)
         else:
-            one = _files(find_files(entry.files, key=key), entry, corpus, key=key)
+            one = _files(_new(find_files(entry.files, key=key), {}, key=key), entry, corpus, key=key)
         sources += _weighted(one, entry, key=key)
     return sources
+
+
+def _new(files: Sequence[AnyFile], seen: dict[AnyFile, AnyFile], *, key: str) -> list[AnyFile]:
+    """Those of ``files`` that are not ``seen``, and adds them: a file that several patterns match counts once.
+
+    So does one that is there under several names, by links to it or to its folder; that is told.
+    """
+    found: list[AnyFile] = []
+    others: dict[AnyFile, AnyFile] = {}
+    for file in files:
+        place = file.resolve() if isinstance(file, Path) else file
+        if (first := seen.setdefault(place, file)) is file:
+            found.append(file)
+        elif first != file:
+            others[file] = first
+    if others:
+        one, first = next(iter(others.items()))
+        console.say(f"{key}: left out {len(others):,} file(s) that are there under another name, as {one} is {first}")
+    return found
 
 
 def _files(files: Sequence[AnyFile], entry: SourceConfig, corpus: CorpusConfig, *, key: str) -> list[Source]:
     """The sources of an entry's files; says where records are taken for plain text."""
     found: list[Source] = []
     records: dict[AnyFile, list[str]] = {}
+    arrays: list[AnyFile] = []
     with named_by(key):
         for file in files:
             head = beginning(file)
             source = _file(file, head, entry, corpus)
             if entry.format is None and source.format == "text":
                 records[file] = fields_of_text(file, head, wanted=source.field)
+                arrays += [file] if begins_array(head, wanted=source.field) else []
             found.append(source)
+    if arrays:
+        _warn_of_array(arrays[0], key=key)
     if suspected := [file for file, fields in records.items() if fields]:
         _warn_of_records(suspected, records[suspected[0]], entry, corpus, key=key)
     return found
+
+
+def _warn_of_array(file: AnyFile, *, key: str) -> None:
+    ways = f"turn it into JSON Lines (jq -c '.[]' {file} > {file}.jsonl)"
+    if key.startswith("corpus."):
+        ways += (
+            f", or write {{dataset: json, data_files: {file}, split: train}}; if plain text is meant, say so by "
+            "format: text"
+        )
+    console.warn(
+        f"{key}: {file} seems to be a JSON array of records, but is read as plain text, braces and names of fields "
+        f"too; to read only the text in it, {ways}"
+    )
 
 
 def _warn_of_records(

@@ -132,7 +132,7 @@ def train_words(
     Where words are left out, ``<unk>`` is among those that are kept.
 
     Raises:
-        UsageError: if the text has fewer words than ``vocab_size``.
+        UsageError: if the text has fewer words than ``vocab_size``, or no word is kept.
     """
     counts: Counter[str] = Counter()
     for line in lines:
@@ -142,12 +142,22 @@ def train_words(
     frequent = [word for word in words if word in first or counts[word] >= min_count]
     if len(frequent) < len(words):
         words = frequent if "<unk>" in frequent else [*frequent, "<unk>"]
+    if counts and set(words) <= {*first, "<unk>"} and min_count > 1:
+        raise UsageError(
+            f"tokenizer.min_count: no word of this text occurs {min_count:,} times, the most frequent one "
+            f"{max(counts.values()):,} times; lower it"
+        )
     if vocab_size is not None and vocab_size > len(words):
         raise UsageError(
             f"tokenizer.vocab_size: {vocab_size:,} is more than this text allows: at most {len(words):,} words; "
             "lower it, or leave it out"
         )
     if vocab_size is not None and vocab_size < len(words):
+        if vocab_size < len(first) + 2:
+            raise UsageError(
+                f"tokenizer.vocab_size: {vocab_size} leaves no room for words beside "
+                f"{' and '.join([*first, '<unk>'])}; allow at least {len(first) + 2}"
+            )
         words = words[:vocab_size]
         if "<unk>" not in words:
             words[-1] = "<unk>"
