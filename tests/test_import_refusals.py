@@ -363,12 +363,41 @@ def test_a_tokenizer_of_another_kind(refused: Callable[..., str], xlnet: Path) -
     assert "holds a WordPiece vocabulary" in refused(xlnet)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"added_tokens": 5},
+        {"added_tokens": [{"content": []}]},
+        {"normalizer": {"type": []}},
+        {"normalizer": {"normalizers": 5}},
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}}, "pre_tokenizer": "Split"},
+    ],
+)
+def test_a_tokenizer_that_is_not_written_as_one(
+    change: dict[str, Any], refused: Callable[..., str], xlnet: Path
+) -> None:
+    (xlnet / "spiece.model").unlink()
+    vocabulary = [[f"piece{number}", -1.0] for number in range(500)]
+    content = {"model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary}} | change
+    (xlnet / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert "tokenizer.json: is JSON, but not as a tokenizer is written" in refused(xlnet)
+
+
+@pytest.mark.parametrize("ids", [[0, 2], [0, 0], [1, 2], [0, 1.5], ["x", "y"]])
+def test_ids_with_a_gap(ids: list[Any], refused: Callable[..., str], xlnet: Path) -> None:
+    (xlnet / "spiece.model").unlink()
+    model = {"type": "WordLevel", "vocab": dict(zip("ab", ids, strict=True))}
+    (xlnet / "tokenizer.json").write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Split"}}))
+    assert "the ids of its 2 pieces are not 0, 1, 2, ..., each once" in refused(xlnet)
+
+
 def test_formats_that_were_not_meant(refused: Callable[..., str], xlnet: Path, finished: Any) -> None:
     assert "choose auto, huggingface" in refused(xlnet, "--format", "bert")
     assert "is a folder of transformers' XLNetLMHeadModel (huggingface), not" in refused(
         xlnet, "--format", "transfo-xl"
     )
     assert "is xltrain's own already" in refused(finished[0] / "run")
+    assert refused(Path("/")).startswith("/: is no checkpoint")
 
 
 def test_two_checkpoints_in_one_folder(refused: Callable[..., str], spiece: Path, tmp_path: Path) -> None:

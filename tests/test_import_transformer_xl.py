@@ -20,6 +20,7 @@ from torch import Tensor
 from xltrain.interop.import_checkpoint import configuration, find_source
 from xltrain.interop.imported import Imported
 from xltrain.interop.readers import read_pytorch_transformer_xl, read_transfo_xl
+from xltrain.interop.words import read_words
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.draws import Draw
@@ -48,6 +49,13 @@ def losses(model: LanguageModel, config: dict[str, Any], tokens: Tensor, *, cach
             nll, memory = model(**plan.model_inputs(), memory=memory)
         found.append(nll)
     return found
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("\n".join(foreign.words(60)), encoding="utf-8-sig")
+    tokenizer = read_words(path)
+    assert (tokenizer.words, tokenizer.eos) == (foreign.words(60), True)
 
 
 @pytest.mark.parametrize("program", WRITERS)

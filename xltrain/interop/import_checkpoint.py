@@ -131,6 +131,8 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
         UsageError: if nothing that can be imported lies there.
     """
     source = source if source.name else source.resolve()  # "." has no name to put an ending to
+    if not source.name:
+        raise UsageError(f"{source}: is no checkpoint; name the folder that holds it")
     index = _tensorflow_prefix(source)
     if index is not None:
         return _as_asked("tensorflow-xlnet", index, format_name)

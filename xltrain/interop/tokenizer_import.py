@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ def read_folder_tokenizer(folder: Path, *, given: Path | None, cleanup: CleanUp 
     path = given or next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
         raise UsageError(f"{folder}: holds no tokenizer ({' or '.join(NAMES)}); give its file by --vocabulary")
-    cleanup = cleanup_of(folder) if cleanup is None else cleanup
+    with _understood(folder / "tokenizer.json"):
+        cleanup = cleanup_of(folder) if cleanup is None else cleanup
     if path.suffix == ".json":
-        return from_tokenizer_json(read_json(path), path, cleanup=cleanup)
+        with _understood(path):
+            return from_tokenizer_json(read_json(path), path, cleanup=cleanup)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -41,6 +44,15 @@ def read_folder_tokenizer(folder: Path, *, given: Path | None, cleanup: CleanUp 
     if not data:  # sentencepiece would take this for a model without pieces
         raise UsageError(f"{path}: is empty")
     return SentencePieceTokenizer(data, source=str(path), cleanup=cleanup)
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Whatever fails in making something of ``path`` that holds other things than such files do, as one sentence."""
+    try:
+        yield
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        raise UsageError(f"{path}: is JSON, but not as a tokenizer is written; copy it again") from None
 
 
 def cleanup_of(folder: Path) -> CleanUp:
@@ -80,7 +92,9 @@ def from_tokenizer_json(content: Mapping[str, Any], path: Path, *, cleanup: Clea
         written = _unigram(content, vocabulary, unk=model.get("unk_id"), path=path)
         return SentencePieceTokenizer(written, source=str(path), cleanup=cleanup)
     if kind == "WordLevel" and isinstance(vocabulary, dict):
-        pieces = sorted(vocabulary, key=lambda piece: int(vocabulary[piece]))
+        pieces = sorted(vocabulary, key=lambda piece: vocabulary[piece])
+        if [vocabulary[piece] for piece in pieces] != list(range(len(pieces))):
+            raise UsageError(f"{path}: the ids of its {len(pieces):,} pieces are not 0, 1, 2, ..., each once")
         if pieces[: len(SPECIALS)] == list(SPECIALS):
             rest = pieces[len(SPECIALS) :]
             if rest == byte_names():

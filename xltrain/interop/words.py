@@ -33,7 +33,7 @@ def read_words(path: Path) -> WordTokenizer:
     """The words of a vocabulary's file: a pickled corpus or vocabulary, or text with a word per line."""
     if path.suffix == ".txt":
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path}: cannot be read as UTF-8 text ({error})") from None
         words = [line.split()[0] for line in lines if line.strip()]  # a count may follow the word
