@@ -77,7 +77,8 @@ def inspect(
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
         checkpoint = find_checkpoint(source)
         config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
-        fingerprint = checkpoint.progress().fingerprint
+        trained = (checkpoint.folder / "state.json").is_file()  # imports have none, and nothing of their text is known
+        fingerprint = checkpoint.progress().fingerprint if trained else ""
     else:
         config, fingerprint = load_config(source, overrides), None
         vocab_size, _ = assumed_vocabulary(config)
@@ -97,9 +98,10 @@ def inspect(
 def _look_at_bins(config: Config, fingerprint: str | None) -> None:
     """Say if the text has other bins than the configuration, where it has been prepared.
 
-    ``fingerprint``: of a run's training text and tokenizer; None: the files tell it, and are digested for it.
+    ``fingerprint``: of a run's training text and tokenizer; None: the files tell it, and are digested for it; empty:
+        there is no text.
     """
-    if not config.model.adaptive.cutoffs:
+    if not config.model.adaptive.cutoffs or fingerprint == "":
         return
     store = prepared_before(config) if fingerprint is None else next(stores_of(config, fingerprint), None)
     if store is None:
