@@ -85,7 +85,7 @@ def test_a_saved_dataset_without_splits_is_the_same_for_every_list(
         tokenizer={"kind": "byte", "vocab_size": None},
         training={"max_steps": 1},
     )
-    clause = "the dataset ./saved is part of corpus.train"
+    clause = "the dataset ./saved (validation) is part of corpus.train"
     for command in ("prepare", "pretrain"):
         outcome = cli(command, config)
         assert outcome.status == 0, outcome.err
@@ -95,3 +95,13 @@ def test_a_saved_dataset_without_splits_is_the_same_for_every_list(
         assert outcome.err.count("is part of corpus.train") == 1
     assert f"WARNING: {clause}: this is the loss of a text that the model has seen" in cli("eval-ppl", "run").err
     assert "is part of corpus.train" not in cli("eval-ppl", "run", "--split", "test").err
+
+
+def test_slices_of_a_saved_dataset_are_told_apart(tmp_path: Path):
+    datasets.Dataset.from_dict({"text": ["a"] * 10}).save_to_disk(str(tmp_path / "saved"))
+    entry = {"dataset": str(tmp_path / "saved")}
+    name = f"the dataset {tmp_path / 'saved'}"
+    first, last = entry | {"split": "train[:90%]"}, entry | {"split": "all[90%:]"}
+    assert overlap([first], [last]) == []
+    assert overlap([entry], [last]) == [f"{name} (all[90%:]) is part of corpus.train"]
+    assert overlap([first], [entry]) == [f"a part of {name} (validation) is in corpus.train"]

@@ -12,7 +12,9 @@ import fsspec
 import pytest
 from stored import documents, json_lines, marks, parquet, refused, write
 
+from xltrain.data.prepare import prepare
 from xltrain.data.sources import find_sources
+from xltrain.errors import UsageError
 
 # --- datasets
 
@@ -30,6 +32,42 @@ def test_a_split_or_field_that_a_dataset_lacks_is_named(tmp_path: Path):
     assert [
         source.name for source in find_sources(config.corpus.validation, config.corpus, key="k", split="validation")
     ] == [f"{folder} (validation)"]
+
+
+def test_slices_of_a_saved_dataset_are_what_they_say(tmp_path: Path):
+    """With splits or without, streamed or not; what a saved dataset has not is refused, not passed over."""
+    texts = [f"{number}\n" for number in range(20)]
+    table = datasets.Dataset.from_dict({"text": texts})
+    table.save_to_disk(str(tmp_path / "table"))
+    datasets.DatasetDict({"train": table, "dev": table.select([0, 1])}).save_to_disk(str(tmp_path / "splits"))
+    for split, expected in (
+        ("train", texts),
+        ("train[:10%]", texts[:2]),
+        ("train[90%:]", texts[18:]),
+        ("train[5:7]+dev", texts[5:7] + (texts[:2])),
+        ("dev[-1:] + train[:1]", [texts[1], texts[0]]),
+    ):
+        for streaming in (False, True):
+            entry = {"dataset": str(tmp_path / "splits"), "split": split, "streaming": streaming}
+            assert documents([entry]) == expected
+        if "dev" not in split:
+            assert documents([{"dataset": str(tmp_path / "table"), "split": split}]) == expected
+    entry = {"dataset": str(tmp_path / "table")}
+    assert marks([entry | {"split": "train[:10%]"}]) != marks([entry])
+    assert "it has the splits train, dev, not test" in refused(
+        [{"dataset": str(tmp_path / "splits"), "split": "test[:1]"}]
+    )
+    assert "cannot be loaded" in refused([entry | {"split": "train[:x]"}])
+    for key in ("config", "data_files"):
+        said = f"corpus.train: {tmp_path / 'table'} is a saved dataset, which has no {key}; leave it out"
+        assert refused([entry | {key: "x"}]) == said
+
+
+def test_a_field_that_holds_no_text_is_named_with_its_key(tmp_path: Path):
+    datasets.Dataset.from_dict({"text": [["a"]]}).save_to_disk(str(tmp_path / "saved"))
+    config = corpora.config_for([], tmp_path, corpus={"train": [{"dataset": str(tmp_path / "saved")}]})
+    with pytest.raises(UsageError, match=r"^corpus\.train: .*saved \(train\), field 'text' is a list, not text;"):
+        prepare(config)
 
 
 def test_a_dataset_that_does_not_exist_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

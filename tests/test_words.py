@@ -32,6 +32,25 @@ def test_rare_words_become_unknown():
         words(min_count=2, vocab_size=9)
 
 
+def test_a_word_that_is_not_known_is_refused_by_the_text_that_has_it(tmp_path: Path, cli: Any):
+    train, long = written(tmp_path / "t.txt", "the cat\n" * 9), "x" * 3_000
+    for word, shown in (("dog", "'dog'"), (long, f"that begins '{'x' * 40}'")):
+        valid = written(tmp_path / "v.txt", f"the {word}\n")
+        config = corpora.config_file(
+            tmp_path, train, corpus={"validation": [str(valid)]}, tokenizer={"kind": "word", "vocab_size": None}
+        )
+        said = cli("prepare", config).sentence()
+        assert said.startswith(f"corpus.validation: the word {shown} is not in the vocabulary, which has no <unk>;")
+
+
+def test_text_without_spaces_is_told_to_have_no_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    told = "WARNING: corpus.train: between spaces, this text has 30 characters on average"
+    for kind, expected in (("word", True), ("char", False)):
+        path = written(tmp_path / "zh.txt", "".join(line + "\n" for line in corpora.chinese_lines(40, 29)))
+        prepare(corpora.config_for(path, tmp_path, tokenizer={"kind": kind, "vocab_size": None}))
+        assert (told in capsys.readouterr().err) == expected
+
+
 def test_a_vocabulary_without_any_word_is_refused():
     for size in (1, 2):
         with pytest.raises(

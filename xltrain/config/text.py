@@ -19,7 +19,8 @@ class SourceConfig(Section):
     config: str | None = None
     """Configuration of the dataset."""
     split: str | None = None
-    """Split of the dataset; by default the one that the list is for: `train`, `validation` or `test`."""
+    """Split of the dataset, or slices such as `train[:90%]`; by default the one that the list is for: `train`,
+    `validation` or `test`. A folder that `save_to_disk` wrote without splits is every split."""
     data_files: TextList = Field(default_factory=list)
     """Files for the dataset's loader."""
     streaming: bool = False

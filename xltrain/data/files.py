@@ -21,6 +21,9 @@ HEAD = 4096
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files by which a folder that ``datasets`` wrote is known."""
 
+ONE_TABLE = "state.json"
+"""File in a folder that ``datasets`` wrote of a table without splits."""
+
 _PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
 _BZIP2 = (b"1AY&SY", b"\x17rE8P\x90")  # the first block, or none; "BZh" alone could begin a text
 _IDENTIFYING = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
@@ -234,7 +237,7 @@ def digest(file: AnyFile) -> str:
     """Fingerprint of a file's bytes; of a remote file, what its storage calls the mark of its content, if it has one.
 
     Raises:
-        UsageError: if the file cannot be read.
+        FaultyFile: if the file cannot be read.
     """
     if isinstance(file, RemoteFile):
         information = file.information()
@@ -245,7 +248,7 @@ def digest(file: AnyFile) -> str:
         with open_raw(file) as raw:
             return hashlib.file_digest(raw, lambda: hashlib.blake2b(digest_size=16)).hexdigest()  # type: ignore[arg-type]
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror or error})") from None
+        raise FaultyFile(f"{file}: cannot be read ({error.strerror or error})") from None
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from xltrain import console
 from xltrain.data.corpus import PIECE_BYTES, Piece
+from xltrain.data.files import ONE_TABLE
 from xltrain.data.records import BATCH, RecordPiece, checked_text
 from xltrain.errors import UsageError
 
@@ -124,7 +125,9 @@ def open_dataset(
     if not sys.stderr.isatty():  # its bars would fill a log
         datasets.disable_progress_bars()
     try:
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        if (folder / "dataset_dict.json").is_file() or (folder / ONE_TABLE).is_file():
+            if idle := [name for name, value in (("config", config), ("data_files", data_files)) if value]:
+                raise UsageError(f"{key}: {dataset} is a saved dataset, which has no {idle[0]}; leave it out")
             found, identity = _from_disk(datasets.load_from_disk(str(folder)), split, streaming), None
         else:
             builder = datasets.load_dataset_builder(
@@ -152,8 +155,19 @@ def open_dataset(
 
 
 def _from_disk(found: Any, split: str, streaming: bool) -> Any:
-    if hasattr(found, "keys"):
-        if split not in found:
-            raise KeyError(f"it has the splits {', '.join(found)}, not {split}; name one by split")
-        found = found[split]
-    return found.to_iterable_dataset() if streaming else found
+    """The rows that ``split`` means: splits or slices of them, joined by `+`. One table is every split."""
+    import datasets
+
+    names = [part.partition("[")[0].strip() for part in split.split("+")]
+    tables = found if hasattr(found, "keys") else dict.fromkeys(names, found)
+    if missing := [name for name in names if name not in tables]:
+        raise KeyError(f"it has the splits {', '.join(tables)}, not {missing[0]}; name one by split")
+    if split in tables:
+        rows = tables[split]
+    else:
+        sizes = {name: len(table) for name, table in tables.items()}
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+        rows = datasets.concatenate_datasets(
+            [tables[part.splitname].select(range(part.from_, part.to)) for part in parts]
+        )
+    return rows.to_iterable_dataset() if streaming else rows

@@ -8,6 +8,7 @@ from filecmp import cmp
 from pathlib import Path
 
 from xltrain.config.text import SourceConfig
+from xltrain.data.files import ONE_TABLE
 
 Entries = Sequence[str | SourceConfig]
 
@@ -61,14 +62,15 @@ class _Dataset:
     name: for messages.
     place: the dataset's name, or its folder.
     files: what its loader is to read; none where the dataset says that itself.
-    split: None where the folder holds but one table, whatever split is asked for.
+    parts: of the split, such as ``train[:90%]`` and ``validation``; without names where a folder is one table, whatever
+        split is asked for.
     """
 
     name: str
     place: str
     config: str | None
     files: frozenset[str]
-    split: str | None
+    parts: frozenset[str]
 
     def within(self, other: "_Dataset") -> str:
         """How much of it is in the other one: ``all``, ``some``, or nothing that is known of."""
@@ -76,11 +78,10 @@ class _Dataset:
             return ""
         if self.files != other.files and not self.files & other.files:
             return ""
-        mine, others = _parts(self.split), _parts(other.split)
-        inside = {part for part in mine if part in others or _whole(part) in others}
-        if inside == mine and self.files <= other.files:
+        inside = {part for part in self.parts if part in other.parts or _whole(part) in other.parts}
+        if inside == self.parts and self.files <= other.files:
             return "all"
-        return "some" if inside or any(_whole(part) in mine for part in others) else ""
+        return "some" if inside or any(_whole(part) in self.parts for part in other.parts) else ""
 
 
 def _datasets(entries: Entries, *, split: str) -> Iterator[_Dataset]:
@@ -90,15 +91,12 @@ def _datasets(entries: Entries, *, split: str) -> Iterator[_Dataset]:
         folder = Path(entry.dataset).expanduser()
         place = str(folder.resolve()) if folder.is_dir() else entry.dataset
         files = frozenset(str(Path(path).resolve()) if "://" not in path else path for path in entry.data_files)
-        wanted = None if (folder / "state.json").is_file() else entry.split or split
-        of = ", ".join(part for part in (entry.config, wanted) if part)
-        name = f"the dataset {entry.dataset}" + (f" ({of})" if of else "")
-        yield _Dataset(name, place, entry.config, files, wanted)
-
-
-def _parts(split: str | None) -> set[str]:
-    """The parts of a split such as ``train[:90%]+validation``."""
-    return {re.sub(r"\s", "", part) for part in (split or "").split("+")}
+        wanted = entry.split or split
+        name = f"the dataset {entry.dataset} ({', '.join(part for part in (entry.config, wanted) if part)})"
+        parts = frozenset(re.sub(r"\s", "", part) for part in wanted.split("+"))
+        if (folder / ONE_TABLE).is_file():
+            parts = frozenset(part.removeprefix(_whole(part)) for part in parts)
+        yield _Dataset(name, place, entry.config, files, parts)
 
 
 def _whole(part: str) -> str:

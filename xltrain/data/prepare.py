@@ -17,20 +17,15 @@ from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
-from xltrain.data.overlap import trained_on
 from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
+from xltrain.data.warnings import warn_of_overlap, warn_of_store
 from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError
 
 SPLITS = ("train", "validation", "test")
-
-MANY_UNKNOWN = 0.01
-"""Share of <unk> above which a person is warned."""
-MANY_JOINED = 0.01
-"""Carriage returns inside of lines, per line, above which a person is warned."""
 
 _WITHOUT_PIECES = {"kind", "vocab_size", "eos", "lower", "min_count"}
 """What matters in the tokenizer section where the kind is not sentencepiece."""
@@ -68,7 +63,7 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepar
         config = _with_standard_input(config, standard_input)
     sources = corpus_sources(config)
     marks = fingerprints(config, sources)
-    _warn_of_overlap(config)
+    warn_of_overlap(config.corpus)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -87,7 +82,7 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
     """
     sources = corpus_sources(config)
     marks = fingerprints(config, sources)
-    _warn_of_overlap(config)
+    warn_of_overlap(config.corpus)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -197,8 +192,7 @@ def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prep
     building.finish(folder, marks)
     console.say(f"wrote the token store {folder}")
     store = _checked(Store.open(folder))
-    _warn_of_joined_lines(store)
-    _warn_of_unknown(store, given=config.tokenizer.path)
+    warn_of_store(store, given=config.tokenizer.path)
     return Prepared(store, reused=False)
 
 
@@ -237,45 +231,6 @@ def _checked(store: Store) -> Store:
     return store
 
 
-def _warn_of_overlap(config: Config) -> None:
-    """Say which texts that are to measure a model it is trained on."""
-    for name in ("validation", "test"):
-        for clause in trained_on(config.corpus.train, getattr(config.corpus, name), split=name):
-            console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
-
-
-def _warn_of_joined_lines(store: Store) -> None:
-    """Say where removed carriage returns seem to have been line ends."""
-    for name, dropped in store.manifest["dropped"].items():
-        if (inner := dropped["inner_carriage_returns"]) > MANY_JOINED * store.manifest["splits"][name]["lines"]:
-            console.warn(
-                f"corpus.{name}: {inner:,} carriage returns (U+000D) inside lines were removed, which joins the words "
-                "around them; if they end lines, as in files of old Macs, turn them into line feeds first "
-                "(tr '\\r' '\\n')"
-            )
-
-
-def _warn_of_unknown(store: Store, *, given: str | None) -> None:
-    """Say where a new store's tokenizer does not know the text; ``given``: the file that it is from, if it is given."""
-    kind = store.manifest["tokenizer"]["kind"]
-    for name, counts in store.manifest["splits"].items():
-        rate = counts["unknown"] / max(1, counts["tokens"])
-        if rate <= MANY_UNKNOWN:
-            continue
-        why = "it has characters that the training text lacks"
-        training = store.manifest["splits"]["train"]
-        if kind == "word":
-            why = "rare words, or <unk> in the text itself"
-        elif given is not None:
-            why = f"it has characters that the vocabulary of {given} lacks"
-        elif kind == "sentencepiece" and training["unknown"] > MANY_UNKNOWN * training["tokens"]:
-            why = (
-                "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
-                "tokenizer.user_defined_symbols"
-            )
-        console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>: {why}")
-
-
 def corpus_sources(config: Config) -> dict[str, list[Source]]:
     """The sources of every split that the configuration names."""
     entries = {name: getattr(config.corpus, name) for name in SPLITS}
@@ -298,16 +253,21 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
         path = Path(config.tokenizer.path).expanduser()
         if not path.is_file():
             raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
+        with named_by("tokenizer.path"):
+            content = digest(path)
         tokenizer = {
             "kind": config.tokenizer.kind,
-            "digest": digest(path),
+            "digest": content,
             "vocab_size": config.tokenizer.vocab_size,
             "cleanup": cleanup_of(config.tokenizer).names(),
             "words": [config.tokenizer.eos, config.tokenizer.lower] if config.tokenizer.kind == "word" else None,
         }
     elif config.tokenizer.kind != "sentencepiece":
         tokenizer = config.tokenizer.model_dump(mode="json", include=_WITHOUT_PIECES)
-    marks = {name: [source.mark() for source in found] for name, found in sources.items()}
+    marks: dict[str, list[Any]] = {}
+    for name, found in sources.items():
+        with named_by(f"corpus.{name}"):
+            marks[name] = [source.mark() for source in found]
     settings = {
         "format": FORMAT,
         "document_separator": config.corpus.document_separator,

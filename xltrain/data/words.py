@@ -4,8 +4,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from xltrain.data.files import FaultyFile
 from xltrain.data.tokenizer import SPECIALS, left_out
 from xltrain.errors import UsageError
+
+LONG = 40
+"""Characters of a word that a message shows."""
 
 
 class ByteTokenizer:
@@ -78,8 +82,9 @@ class WordTokenizer:
     def _find(self, word: str) -> int:
         number = self._ids.get(word, self.unk)
         if number < 0:
-            raise UsageError(
-                f"the word {word!r} is not in the vocabulary, which has no <unk>; leave rare words out by "
+            shown = repr(word) if len(word) <= LONG else f"that begins {word[:LONG]!r}"
+            raise FaultyFile(
+                f"the word {shown} is not in the vocabulary, which has no <unk>; leave rare words out by "
                 "tokenizer.min_count or vocab_size, so that there is one, or add the text to corpus.train"
             )
         return number

@@ -12,8 +12,8 @@ import numpy as np
 
 from xltrain import console
 from xltrain.data.files import CONVERT
-from xltrain.data.prepare import MANY_UNKNOWN
 from xltrain.data.tokenizer import Tokenizer
+from xltrain.data.warnings import MANY_UNKNOWN
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
 from xltrain.evaluation.reading import absolute

@@ -5,10 +5,7 @@ from typing import Any
 
 from xltrain import console
 from xltrain.config.schema import Config
-from xltrain.data.prepare import MANY_UNKNOWN
-
-LONG_WORD = 20
-"""Above so many characters per run between spaces, these runs are no words; languages with long words have eight."""
+from xltrain.data.warnings import LONG_WORD, MANY_UNKNOWN
 
 
 def warn_of(

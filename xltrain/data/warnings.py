@@ -1,0 +1,71 @@
+"""What to say of a corpus, and of the store that it has become, before a model is trained on it."""
+
+from xltrain import console
+from xltrain.config.text import CorpusConfig
+from xltrain.data.overlap import trained_on
+from xltrain.data.store import Store
+
+MANY_UNKNOWN = 0.01
+"""Share of <unk> above which a person is warned."""
+LONG_WORD = 20
+"""Above so many characters per run between spaces, these runs are no words; languages with long words have eight."""
+MANY_JOINED = 0.01
+"""Carriage returns inside of lines, per line and document, above which a person is warned."""
+
+
+def warn_of_overlap(corpus: CorpusConfig) -> None:
+    """Say which texts that are to measure a model it is trained on."""
+    for name in ("validation", "test"):
+        for clause in trained_on(corpus.train, getattr(corpus, name), split=name):
+            console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
+
+
+def warn_of_store(store: Store, *, given: str | None) -> None:
+    """Say what is doubtful in a new store; ``given``: the file that its tokenizer is from, if it is given."""
+    _warn_of_joined_lines(store)
+    _warn_of_unknown(store, given=given)
+    _warn_of_long_words(store)
+
+
+def _warn_of_joined_lines(store: Store) -> None:
+    """Say where removed carriage returns seem to have been line ends."""
+    for name, counts in store.manifest["splits"].items():
+        inner = store.manifest["dropped"][name]["inner_carriage_returns"]
+        if inner > MANY_JOINED * (counts["lines"] + counts["documents"]):  # a record may be a line without an end
+            console.warn(
+                f"corpus.{name}: {inner:,} carriage returns (U+000D) inside lines were removed, which joins the words "
+                "around them; if they end lines, as in files of old Macs, turn them into line feeds first "
+                "(tr '\\r' '\\n')"
+            )
+
+
+def _warn_of_unknown(store: Store, *, given: str | None) -> None:
+    """Say where a new store's tokenizer does not know the text; ``given``: the file that it is from, if it is given."""
+    kind = store.manifest["tokenizer"]["kind"]
+    for name, counts in store.manifest["splits"].items():
+        rate = counts["unknown"] / max(1, counts["tokens"])
+        if rate <= MANY_UNKNOWN:
+            continue
+        why = "it has characters that the training text lacks"
+        training = store.manifest["splits"]["train"]
+        if kind == "word":
+            why = "rare words, or <unk> in the text itself"
+        elif given is not None:
+            why = f"it has characters that the vocabulary of {given} lacks"
+        elif kind == "sentencepiece" and training["unknown"] > MANY_UNKNOWN * training["tokens"]:
+            why = (
+                "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
+                "tokenizer.user_defined_symbols"
+            )
+        console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>: {why}")
+
+
+def _warn_of_long_words(store: Store) -> None:
+    """Say where a vocabulary of words is made of a text that is written without spaces."""
+    counts = store.manifest["splits"]["train"]
+    if store.manifest["tokenizer"]["kind"] == "word" and counts["characters"] > LONG_WORD * counts["words"]:
+        console.warn(
+            f"corpus.train: between spaces, this text has {counts['characters'] / counts['words']:,.0f} characters on "
+            "average, as Chinese or Japanese has, and each such run is a word of the vocabulary; choose another "
+            "tokenizer.kind, or put spaces between the words"
+        )
