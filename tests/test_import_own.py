@@ -1,6 +1,7 @@
 """What xltrain exported for others it can take back: the same weights, tokenizer and model."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "objective": {"name": "seq2seq"},
         "tokenizer": {"kind": "char", "vocab_size": None},
         "model": {"norm": "rms_norm", "norm_position": "pre", "final_norm": True, "tie_position_bias": True},
+        "segments": {"cross_documents": False},
+    },
+    "words, apart": {
+        "objective": {"name": "causal"},
+        "corpus": {"document_separator": "line"},
+        "tokenizer": {"kind": "word", "vocab_size": None},
         "segments": {"cross_documents": False},
     },
     "pieces, untied": {
@@ -55,6 +62,37 @@ def test_there_and_back(name: str, form: str, corpus: corpora.Corpus, cli: Cli, 
     plain = {"d_inner", "head_dim"}  # written out where they were left to a default
     assert was.model.model_dump(exclude=plain) == now.model.model_dump(exclude=plain)
     assert (was.objective.name, was.segments) == (now.objective.name, now.segments)
+    assert was.corpus.document_separator == now.corpus.document_separator
+
+
+@pytest.mark.parametrize("form", ["remote-code", "safetensors"])
+def test_a_model_of_pairs_is_one_again(form: str, cli: Cli, tmp_path: Path) -> None:
+    """What ends documents is part of what a model has learned: here, that a source is one and not running text."""
+    words = corpora.vocabulary()[:80]
+    lines = [f"{one} {other}\t{other} {one}\n" for one, other in zip(words[::2], words[1::2], strict=True)]
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(lines), encoding="utf-8")
+    config = corpora.config_file(
+        tmp_path,
+        pairs,
+        corpus={"document_separator": "two_columns"},
+        tokenizer={"kind": "char", "vocab_size": None},
+        objective={"name": "seq2seq"},
+        segments={"seq_len": 64, "mem_len": 0, "cross_documents": False},
+        model={"segment_embeddings": True, "init": {"std": 0.3}},
+    )
+    assert cli("pretrain", config).status == 0
+    assert cli("export-checkpoint", tmp_path / "run", tmp_path / "out", "--format", form, "--no-verify").status == 0
+    outcome = cli("import-checkpoint", tmp_path / "out", tmp_path / "in")
+    assert outcome.status == 0, outcome.err
+    for command in (("eval-ppl", "--data", pairs), ("generate", words[0], "--max-tokens", 20), ("score", pairs)):
+        name, *rest = command
+        as_json = () if name == "score" else ("--json",)
+        one, other = (cli(name, tmp_path / folder, *rest, *as_json) for folder in ("run", "in"))
+        assert (one.status, other.status) == (0, 0), (one.err, other.err)
+        for key in ("nll", "log_prob"):
+            ours, theirs = (re.findall(rf'"{key}": ([-.\d]+)', outcome.out) for outcome in (one, other))
+            assert [float(number) for number in ours] == pytest.approx([float(number) for number in theirs], rel=1e-6)
 
 
 def test_sizes_that_are_missing(corpus: corpora.Corpus, cli: Cli, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from test_import_xlnet import save_transformers, tensorflow_folder
 
 from xltrain.errors import UsageError
 from xltrain.interop import import_checkpoint as module
+from xltrain.interop.bundle import Bundle
 from xltrain.interop.pickles import Bag, read_pickle, read_torch
 
 Cli = Callable[..., Outcome]
@@ -194,6 +196,16 @@ def test_a_damaged_byte_of_a_tensorflow_checkpoint(refused: Callable[..., str], 
         assert "checksum differs" in refused(folder)
         data[place] ^= 4
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("field", ["size", "offset"])
+def test_a_tensorflow_tensor_of_more_bytes_than_there_are(field: str, spiece: Path, tmp_path: Path) -> None:
+    bundle = Bundle(tensorflow_folder(tmp_path / "tf", spiece) / "xlnet_model.ckpt")
+    name = "model/lm_loss/bias"
+    beyond: dict[str, Any] = {"size": 2**62, "shape": (2**60,)} if field == "size" else {"offset": 2**64 - 8}
+    bundle.entries[name] = replace(bundle.entries[name], **beyond)
+    with pytest.raises(UsageError, match="ends inside of model/lm_loss/bias; the file was cut short"):
+        bundle.read(name)
 
 
 def test_another_architecture(refused: Callable[..., str], xlnet: Path, golden: Any, tmp_path: Path) -> None:

@@ -89,10 +89,13 @@ class Bundle:
         dtype = DTYPES[entry.dtype]
         if entry.size != prod(entry.shape) * dtype.itemsize:
             raise UsageError(f"{self.index}: {name} has {entry.size:,} bytes, which is not its shape {entry.shape}")
+        data = bytearray()
         try:
             with path.open("rb") as file:
-                file.seek(entry.offset)
-                data = bytearray(file.read(entry.size))
+                # What an index says may be anything: room is made for what the file holds, not for what it should.
+                if entry.offset + entry.size <= path.stat().st_size:
+                    file.seek(entry.offset)
+                    data = bytearray(file.read(entry.size))
         except OSError as error:
             raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
         if len(data) != entry.size:

@@ -201,9 +201,9 @@ def configuration(imported: Imported, source: Path, *, initial_memory: str | Non
     config, problems = validate(
         {
             "run": {"name": "imported"},
-            "corpus": {"train": [f"(unknown: imported from {source.name})"]},
             "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size} | _tokenizer_keys(tokenizer),
             **imported.sections,
+            "corpus": imported.sections.get("corpus", {}) | {"train": [f"(unknown: imported from {source.name})"]},
             "segments": segments,
         }
     )

@@ -44,12 +44,13 @@ def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
     if not model["adaptive"].get("cutoffs"):
         model["adaptive"].pop("tie_projections", None)  # a value per bin, of which there are none
     return {
+        "corpus": {"document_separator": values.get("document_separator") or "blank_line"},
         "model": model,
         "objective": {"name": values.get("objective")},
         "segments": {
             "seq_len": values.get("seq_len"),
             "mem_len": values.get("mem_len"),
             "initial_memory": stack.get("initial_memory", "absent"),
-            "cross_documents": values.get("end_of_document") is None,
+            "cross_documents": values.get("cross_documents", values.get("end_of_document") is None),
         },
     }

@@ -72,6 +72,8 @@ def remote_config(config: Config, tokenizer: Tokenizer, *, special_ids: dict[str
         "seq_len": config.segments.seq_len,
         "mem_len": config.segments.mem_len,
         "parts": config.two_columns and config.model.segment_embeddings,
+        "document_separator": config.corpus.document_separator,  # means nothing there, nor does the next:
+        "cross_documents": config.segments.cross_documents,  # `import-checkpoint` reads them
         "end_of_document": None if config.segments.cross_documents else tokenizer.eod,
         "tie_word_embeddings": config.model.tie_embeddings,
         "bos_token_id": special_ids.get("<s>"),
