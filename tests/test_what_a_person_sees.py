@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from xltrain.errors import UsageError, XltrainError
 from xltrain.evaluation.inspect import random_plan
+from xltrain.model import relative
 from xltrain.training.build import build_model
 from xltrain.training.curves import plot
 from xltrain.training.flops import Work, flops_per_token, peak_flops
@@ -113,7 +114,10 @@ def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path
         {"objective": {"name": "masked"}, "model": {"positions": "none", "num_layers": 3}},
     ],
 )
-def test_operations_are_counted_as_torch_counts_them(corpus: Corpus, tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_operations_are_counted_as_torch_counts_them(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(relative, "BLOCKS", 1)
     config = config_for(corpus.train, tmp_path, **sections)
     rows, tokens = config.training.batch_size, config.segments.seq_len
     model = build_model(config, vocab_size=500, device=CPU).train()

@@ -103,7 +103,7 @@ class _RelativeBias(torch.autograd.Function):
         def backward(part: slice, columns: slice, group: Tensor, found: Tensor) -> None:  # found (N, B, r, >= j)
             of_distance = of_distance_keys[:, columns]  # (G, j, H)
             found = found.view(len(group), -1, found.shape[-1])[..., : of_distance.shape[1]]  # (G, .., j)
-            of_distance.baddbmm_(found.transpose(1, 2), group)
+            of_distance += torch.bmm(found.transpose(1, 2), group)
             back = torch.bmm(found, distance_keys[:, columns]).view(heads, rows, -1, head_dim)  # (N, B, r, H)
             of_query[:, part] = back.permute(1, 2, 0, 3)  # (B, r, N, H)
 

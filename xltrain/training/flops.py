@@ -1,7 +1,8 @@
 """Floating-point operations of a step, and what hardware could do: model-FLOPs utilisation (Chowdhery et al. 2022, B).
 
 Counted are the multiplications and additions of matrix products that the model needs, forward and backward; not those
-that recomputing layers or chunks of logits adds, nor softmax, norms and activations.
+that recomputing layers or chunks of logits adds, nor softmax, norms and activations. Products with distances that no
+row of a block can have count too, though on a CPU they are left out.
 """
 
 import re
@@ -72,7 +73,7 @@ def flops_per_token(config: Config, *, vocab_size: int) -> float:
     keys, targets = tokens + mem_len, config.objective.targets_per_segment(tokens)
     width, inner = model.d_model, model.num_heads * model.head_width
     queries = targets if config.objective.name == "permutation" else 0
-    distances = (keys + tokens - 1) if config.objective.name != "causal" else keys
+    distances = (keys + tokens) if config.objective.name != "causal" else keys
     selected = config.objective.name in ("permutation", "masked")  # the last layer computes only what is predicted from
     total = 0.0
     for layer in range(model.num_layers):
