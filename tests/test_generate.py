@@ -310,6 +310,20 @@ def test_a_first_word_is_spaced_from_the_text_before_it(spiece: Path):
     assert spelled(words, [1, 2, 0, 2, 0], before="a") == [" a", " b", "\n", "b", "\n", ""]
 
 
+@pytest.mark.parametrize("before", ["Bada", "Bada ", "Bada\t", " ", "", "Bada\n", "Bada\n ", "Bada.\nBa  "])
+def test_where_white_space_is_kept_it_is_spelled_as_often_as_it_is_there(before: str, tmp_path: Path):
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["Bada  kile\tkile", " kile Bada "] * 20), model_writer=written, vocab_size=30,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    tokenizer = SentencePieceTokenizer(written.getvalue())
+    line = before.rpartition("\n")[2]
+    context, [both] = tokenizer.encode([line])[0], tokenizer.encode([f"{line}  kile"])
+    assert both[: len(context)] == context
+    assert "".join(spelled(tokenizer, both[len(context) :], before=before)) == "  kile"
+
+
 def test_only_whole_characters_are_spelled():
     tokenizer = ByteTokenizer()
     [ids] = tokenizer.encode(["é語!"])

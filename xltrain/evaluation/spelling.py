@@ -15,14 +15,16 @@ class Speller:
 
     Args:
         tokenizer: of the tokens.
-        before: the text that is continued; a first word after white space, or after nothing, has no space before it.
+        before: the text that is continued; a first word has no space before it where a line begins, or where the text
+            ends with white space that is no part of its tokens.
         end: the token that ends documents, and how that is written; None where there is none.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, before: str = "", end: tuple[int, str] | None = None) -> None:
         self.tokenizer, self.end = tokenizer, end
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._begins = not before or before[-1].isspace()
+        line = before.rpartition("\n")[2]
+        self._begins = not line or (line[-1].isspace() and not _keeps_end(tokenizer, line))
 
     def add(self, token: int) -> str:
         """The text that is whole with one more token; often that of the token, sometimes none."""
@@ -64,3 +66,11 @@ class Speller:
             return bytes([token - len(SPECIALS)])
         piece = self.tokenizer.piece(token)
         return b"" if piece in CONTROLS else piece.encode()
+
+
+def _keeps_end(tokenizer: Tokenizer, line: str) -> bool:
+    """Whether the white space at a line's end is in its tokens: it is, where sentencepiece normalises nothing."""
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        return False
+    whole, stripped = tokenizer.encode([line, line.rstrip()])
+    return whole != stripped
