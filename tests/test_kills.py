@@ -264,3 +264,49 @@ def test_of_two_new_runs_in_one_folder_the_second_is_refused_before_it_prepares(
     assert run_command("pretrain", config, "--set", f"run.output_dir={run}").sentence() == "the text is not there"
     assert "a run is at work there" in seconds[0].sentence()
     assert not (tmp_path / "new").exists(), "a run that did not begin leaves no folder"
+
+
+def unwritable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Root may write everywhere, so permissions alone show a test nothing."""
+    original = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and original(path, mode))
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints"])
+def test_a_folder_that_nothing_can_be_written_into_is_refused_before_training(
+    name: str, finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+    unwritable(monkeypatch, run / name if name else run)
+    for option in ("--resume", "--overwrite"):
+        said = run_command("pretrain", config, "--set", f"run.output_dir={run}", option).sentence()
+        assert said == f"run.output_dir: {run / name} cannot be used (Permission denied); choose another folder"
+    assert numbers(run) == numbers(done)
+    assert not (run / ".lock").exists()
+
+
+def test_a_run_that_cannot_be_deleted_is_not_mixed_with_a_new_one(
+    finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints would outrank those of the new one."""
+    config, done = finished
+    run = shutil.copytree(done, tmp_path / "run")
+
+    def refusing(path: Any, ignore_errors: bool = False, **options: Any) -> None:
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("xltrain.training.run.shutil.rmtree", refusing)
+    outcome = run_command("pretrain", config, "--set", f"run.output_dir={run}", "--overwrite")
+    said = outcome.sentence()
+    assert said.startswith(f"{run / 'checkpoints'}: of the run before, cannot be deleted (Permission denied); delete")
+    assert numbers(run) == numbers(done)
+
+
+def test_a_best_checkpoint_that_was_deleted_is_told_of(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(finished[1], tmp_path / "run")
+    named = run / (run / "best").read_text().strip()
+    shutil.rmtree(named)
+    said = run_command("eval-ppl", run / "best").sentence()
+    assert said == f"{run / 'best'}: names {named}, which is not there; give the run's folder for its newest checkpoint"

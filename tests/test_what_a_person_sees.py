@@ -47,6 +47,23 @@ def test_a_run_that_ends_within_its_warm_up_is_told(
     assert said in capsys.readouterr().err
 
 
+def test_a_run_that_ends_before_its_schedule_is_told(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages: Any = [[0, 8], [2, 12], [4, 16]]
+    changes: dict[str, Any] = {"schedule__name": "wsd", "schedule__decay_steps": 9, "schedule__warmup_steps": 1}
+    pretrain(config_of(text, tmp_path, steps=4, schedule__seq_len_stages=stages, **changes))
+    said = capsys.readouterr().err
+    assert (
+        "the decay of 9 steps has no room between the warm-up and the last step, 4: it takes the 3 that there" in said
+    )
+    assert "the last step, 4, comes before 16 from step 5" in said
+    pretrain(config_of(text, tmp_path / "long", steps=10, schedule__seq_len_stages=stages, **changes))
+    said = capsys.readouterr().err
+    assert "has no room" not in said
+    assert "comes before" not in said
+
+
 @pytest.mark.pictures
 def test_the_end_of_a_run_leaves_curves_and_plot_draws_several(
     text: Path,

@@ -1,7 +1,9 @@
 """From corpus files to a token store: built once, found again by its fingerprint."""
 
+import errno
 import hashlib
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -106,6 +108,8 @@ def _cache(config: Config) -> Path:
     root = Path(config.corpus.cache_dir).expanduser()
     try:
         root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         problem = f"corpus.cache_dir: {root} cannot be used ({error.strerror}); choose another folder"
         raise UsageError(problem) from None

@@ -246,7 +246,12 @@ def find_checkpoint(path: Path) -> Checkpoint:
         UsageError: if there is none, or the one that was named is damaged.
     """
     if path.name in NAMES and path.is_file():
-        path = path.parent / path.read_text(encoding="utf-8").strip()
+        named = path.parent / path.read_text(encoding="utf-8").strip()
+        if not named.is_dir():
+            raise UsageError(
+                f"{path}: names {named}, which is not there; give the run's folder for its newest checkpoint"
+            )
+        path = named
     if (path / MARK).is_file() or (path.name.startswith("step-") and path.is_dir()):
         fault = damage(path)
         if fault is not None:

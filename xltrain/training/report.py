@@ -48,14 +48,23 @@ def start_lines(
 
 
 def _short_lines(config: Config) -> list[str]:
-    """What a run that ends within its warm-up has to be told."""
-    steps, warmup = config.training.max_steps, config.schedule.warmup_steps
-    if warmup < steps:
-        return []
-    return [
-        f"learning rate       the warm-up of {warmup:,} steps is not over at the last step, {steps:,}: "
-        f"it ends at {configured_lr(config, steps):.3g}, not at optimizer.lr {config.optimizer.lr:g}"
-    ]
+    """What a run has to be told that ends before its schedule has come to what was asked for."""
+    steps, schedule, found = config.training.max_steps, config.schedule, []
+    warmup, decay = schedule.warmup_steps, schedule.decay_steps
+    if warmup >= steps:
+        found.append(
+            f"learning rate       the warm-up of {warmup:,} steps is not over at the last step, {steps:,}: "
+            f"it ends at {configured_lr(config, steps):.3g}, not at optimizer.lr {config.optimizer.lr:g}"
+        )
+    elif schedule.name == "wsd" and decay > steps - warmup:
+        found.append(
+            f"learning rate       the decay of {decay:,} steps has no room between the warm-up and the last step, "
+            f"{steps:,}: it takes the {steps - warmup:,} that there are"
+        )
+    late = [f"{length} from step {first + 1:,}" for first, length in schedule.seq_len_stages if first >= steps]
+    if late:
+        found.append(f"segment lengths     the last step, {steps:,}, comes before {', '.join(late)}")
+    return found
 
 
 def _precision(config: Config) -> str:

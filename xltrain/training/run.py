@@ -80,13 +80,16 @@ def alone(folder: Path) -> Iterator[None]:
     made, lock = [place for place in (folder, *folder.parents) if not place.exists()], folder / ".lock"
     with ExitStack() as held:
         held.callback(_remove_empty, made)
+        used = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            for used in (folder, folder / "checkpoints"):
+                if used.exists() and not os.access(used, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            used = lock
             free = held.enter_context(locked_if_free(lock))
         except OSError as error:
-            problem = f"run.output_dir: {folder} cannot be used ({error.strerror}); choose another folder"
+            problem = f"run.output_dir: {used} cannot be used ({error.strerror}); choose another folder"
             raise UsageError(problem) from None
         if not free:
             raise UsageError(f"{folder}: a run is at work there; wait until it has ended, or choose another folder")
@@ -149,10 +152,7 @@ def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
     folder = Path(config.run.folder)
     folder.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        for name in ("metrics.jsonl", "curves.png", *NAMES):
-            (folder / name).unlink(missing_ok=True)
+        _delete_old(folder)
     else:
         set_aside(folder, above=checkpoint.step)
     for leftover in (folder / "checkpoints").glob("saving-*"):
@@ -160,6 +160,25 @@ def start_files(config: Config, checkpoint: Checkpoint | None) -> Path:
         console.say(f"removed {leftover}, a checkpoint that was not finished")
     write_atomically(folder / "config.yaml", dump_config(config))
     return folder
+
+
+def _delete_old(folder: Path) -> None:
+    """What is left of another run. A checkpoint that stayed would be taken for one of the new run.
+
+    Raises:
+        UsageError: if it cannot be deleted.
+    """
+    try:
+        for name in ("checkpoints", "tensorboard"):
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+        for name in ("metrics.jsonl", "curves.png", *NAMES):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename or folder}: of the run before, cannot be deleted ({error.strerror}); delete {folder}, or "
+            "choose another run.output_dir"
+        ) from None
 
 
 def _say_lr(config: Config, before: Config, *, step: int) -> None:
