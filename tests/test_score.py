@@ -310,6 +310,24 @@ def test_words_that_run_together_and_unknown_ones_are_warned_of(finished: Any, c
 
 
 @pytest.mark.parametrize(
+    ("train", "records"),
+    [
+        (["a.txt"], False),
+        (["a.jsonl", "data/*.JSONL.gz", "b.ndjson"], True),
+        (["a.jsonl", "b.txt"], False),
+        ([{"dataset": "json", "data_files": ["a"]}, {"files": ["b"], "format": "parquet"}], True),
+        ([{"files": ["a.jsonl"], "format": "text"}], False),
+        ([{"files": ["a.parquet", "b.parquet.zst"]}], True),
+    ],
+)
+def test_blank_lines_end_documents_where_they_did_in_training(train: list[Any], records: bool):
+    config = corpora.config_for(Path("a.txt"), Path(), corpus={"train": train})
+    tokenizer = CharTokenizer("\nab")
+    found = Encoder.of(config, tokenizer).ids("a\n\nb")
+    assert [tokenizer.piece(token) for token in found] == ["a", "\n", "\n" if records else "<eod>", "b"]
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ('{"text": "a"}\nno json\n', "line 2: not JSON ("),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from xltrain.config.schema import Config
+from xltrain.config.text import CorpusConfig
 from xltrain.data.corpus import cleaned_text
 from xltrain.data.kinds import column_separator
 from xltrain.data.tokenizer import Tokenizer, find_piece
@@ -28,6 +29,7 @@ class Given:
 class Encoder:
     """Encodes as the run's corpus was encoded.
 
+    separator: what ends documents within a text; ``record``: nothing does.
     start: put before every text; None: nothing.
     end: closes a text; None: nothing does.
     between: closes the source of a pair, for runs on two-column text; None: such runs mark it otherwise.
@@ -60,7 +62,7 @@ class Encoder:
         pairs = config.two_columns
         return cls(
             tokenizer=tokenizer,
-            separator=config.corpus.document_separator,
+            separator="record" if of_records(config.corpus) else config.corpus.document_separator,
             start=mark if start else None,
             end=end_mark(tokenizer),
             pairs=pairs,
@@ -126,6 +128,28 @@ class Encoder:
             min(len(alone), len(both)),
         )
         return Given(self.begin() + both[:common], both[common:], joined=common < len(alone))
+
+
+RECORDS = (".jsonl", ".ndjson", ".parquet")
+PACKED = (".gz", ".xz", ".zst", ".bz2")
+"""How names of files of records end, and what may follow it where these are compressed."""
+
+
+def of_records(corpus: CorpusConfig) -> bool:
+    """Whether, by all that the configuration says, the training text is records, in which blank lines end nothing."""
+    if corpus.document_separator != "blank_line":
+        return corpus.document_separator == "record"
+    names: list[str] = []
+    for source in corpus.train:
+        if isinstance(source, str):
+            names.append(source)
+        elif source.dataset is None and source.format is None:
+            names += source.files
+        elif source.format == "text":
+            return False
+    for ending in PACKED:
+        names = [name.lower().removesuffix(ending) for name in names]
+    return all(name.endswith(RECORDS) for name in names)
 
 
 def start_mark(config: Config, tokenizer: Tokenizer) -> int | None:
