@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from xltrain.data.corpus import Counts
-from xltrain.data.prepare import corpus_sources, fingerprints
+from xltrain.data.prepare import corpus_sources, fingerprints, marks_of
 from xltrain.data.sources import Source
 from xltrain.errors import UsageError
 
@@ -73,7 +73,7 @@ def documents(entries: list[Any], counts: Counts | None = None, **corpus: Any) -
 
 def marks(entries: list[Any], **corpus: Any) -> str:
     config = corpora.checked({"corpus": {"train": entries} | corpus, "tokenizer": {"kind": "byte"}})
-    return fingerprints(config, corpus_sources(config))["fingerprint"]
+    return fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"]
 
 
 def refused(entries: list[Any], **corpus: Any) -> str:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from xltrain.data.cleanup import CleanUp
 from xltrain.data.kinds import load_tokenizer
-from xltrain.data.prepare import corpus_sources, fingerprints, prepare
+from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
 from xltrain.data.subwords import train_sentencepiece
 from xltrain.data.tokenizer import SentencePieceTokenizer
 from xltrain.errors import UsageError
@@ -104,7 +104,7 @@ def config_for(folder: Path, keys: dict[str, Any], **sections: Any) -> Any:
 
 def test_it_is_part_of_the_store_its_name_and_its_vocabulary(tmp_path: Path):
     plain, cleaned = config_for(tmp_path, {}), config_for(tmp_path, ALL)
-    names = [fingerprints(config, corpus_sources(config))["fingerprint"] for config in (plain, cleaned)]
+    names = [fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"] for config in (plain, cleaned)]
     assert names[0] != names[1]
     store = prepare(cleaned).store
     tokenizer = load_tokenizer(store.folder)
@@ -123,7 +123,7 @@ def test_a_model_given_by_path_is_used_with_it(tmp_path: Path):
     model.write_bytes(trained(CleanUp()).model)
     given = {"path": str(model), "vocab_size": None}
     configs = [config_for(tmp_path, given), config_for(tmp_path, given | {"lower": True})]
-    names = {fingerprints(config, corpus_sources(config))["fingerprint"] for config in configs}
+    names = {fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"] for config in configs}
     assert len(names) == 2
     tokenizer = prepare(configs[1]).store.tokenizer()
     assert tokenizer.encode(["PLAIN"]) == tokenizer.encode(["plain"])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from stored import documents, found, json_lines, marks, parquet, write
 
 from xltrain.data import corpus as corpus_module
-from xltrain.data import records
+from xltrain.data import records, sources
 from xltrain.data.corpus import Counts
-from xltrain.data.prepare import Prepared, prepare_part
+from xltrain.data.prepare import Prepared, prepare, prepare_part
 from xltrain.data.words import ByteTokenizer
 
 # --- weights
@@ -51,6 +51,33 @@ def test_a_weight_and_its_seed_change_the_store_where_they_change_the_text(tmp_p
     assert marks([{"files": path, "format": "text"}]) == plain
     assert len({plain, *(marks([{"files": path, "weight": w}]) for w in (0.5, 2, 2.5))}) == 4
     assert marks([{"files": path, "weight": 0.5}]) != marks([{"files": path, "weight": 0.5, "seed": 1}])
+
+
+def test_a_file_is_digested_once_however_often_it_is_taken_and_copies_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    one, other, copy = write(tmp_path / "a", "text\n"), write(tmp_path / "b", "else\n"), write(tmp_path / "c", "text\n")
+    digested: list[Path] = []
+    original = sources.digest
+
+    def counted(file: Path) -> str:
+        digested.append(file)
+        return original(file)
+
+    monkeypatch.setattr(sources, "digest", counted)
+    told = "note: corpus.train: 1 source(s) have the same content as others, as"
+    entries: Any
+    for entries, expected, copies in (
+        ([{"files": str(one), "weight": 2.5}, str(other)], [one, other], None),
+        ([str(one), str(other), str(copy)], [one, other, copy], f"{told} {copy} has that of {one},"),
+        ([str(one), {"files": str(one), "weight": 2}], [one, one], f"{told} {one} has that of {one},"),
+    ):
+        digested.clear()
+        tokenizer = {"kind": "byte", "vocab_size": None}
+        prepare(corpora.config_for([], tmp_path, corpus={"train": entries}, tokenizer=tokenizer))
+        assert digested == expected
+        said = capsys.readouterr().err
+        assert copies in said if copies else "have the same content" not in said
 
 
 def test_weights_are_for_training_only():

@@ -15,7 +15,7 @@ import pytest
 
 from xltrain.data.building import TOGETHER
 from xltrain.data.locks import locked
-from xltrain.data.prepare import corpus_sources, fingerprints, prepare
+from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
 from xltrain.errors import UsageError
@@ -37,7 +37,7 @@ def build(data: dict[str, Any]) -> Store:
 
 def mark(data: dict[str, Any]) -> str:
     config = corpora.checked(data)
-    return fingerprints(config, corpus_sources(config))["fingerprint"]
+    return fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"]
 
 
 # --- what comes out is what went in
@@ -174,7 +174,8 @@ def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Pa
         path, corpus = text(tmp_path / "t.txt", train), {"validation": [str(text(tmp_path / "v.txt", valid))]}
         config = corpora.config_for(path, tmp_path, corpus=corpus, tokenizer={"path": str(spiece)})
         store = prepare(config).store
-        assert store.training_fingerprint == fingerprints(config, corpus_sources(config))["training_fingerprint"]
+        marks = fingerprints(config, marks_of(corpus_sources(config)))
+        assert store.training_fingerprint == marks["training_fingerprint"]
         found.append(store.training_fingerprint)
     assert found[0] == found[1] != found[2]
 

@@ -8,7 +8,7 @@ import corpora
 import pytest
 
 from xltrain.data.kinds import read_tokenizer
-from xltrain.data.prepare import corpus_sources, fingerprints, prepare
+from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
 from xltrain.data.words import train_words
 from xltrain.errors import UsageError
 
@@ -104,7 +104,7 @@ def test_a_store_is_named_after_the_list_and_how_it_is_used(tmp_path: Path):
         config = corpora.config_for(
             train, tmp_path, tokenizer={"kind": "word", "vocab_size": None, "path": str(path)} | options
         )
-        names.add(fingerprints(config, corpus_sources(config))["fingerprint"])
+        names.add(fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"])
         store = prepare(config).store
         kept = json.loads((store.folder / "words.json").read_text())
         assert kept["eos"] == options.get("eos", True)
@@ -114,4 +114,4 @@ def test_a_store_is_named_after_the_list_and_how_it_is_used(tmp_path: Path):
         corpora.config_for(train, tmp_path, tokenizer={"kind": "word", "vocab_size": None, "min_count": count})
         for count in (1, 2)
     ]
-    assert len({fingerprints(config, corpus_sources(config))["fingerprint"] for config in counted}) == 2
+    assert len({fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"] for config in counted}) == 2

@@ -20,10 +20,10 @@ from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
-from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
+from xltrain.data.sources import STANDARD_INPUT, SampledSource, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
-from xltrain.data.warnings import warn_of_overlap, warn_of_store
+from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store
 from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError
 
@@ -63,9 +63,7 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepar
     """
     if standard_input is not None:
         config = _with_standard_input(config, standard_input)
-    sources = corpus_sources(config)
-    marks = fingerprints(config, sources)
-    warn_of_overlap(config.corpus)
+    sources, marks = _found(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -82,9 +80,7 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
 
     Several machines that share ``corpus.cache_dir`` prepare one store so.
     """
-    sources = corpus_sources(config)
-    marks = fingerprints(config, sources)
-    warn_of_overlap(config.corpus)
+    sources, marks = _found(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -97,6 +93,15 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
         return Waiting(marks["fingerprint"], len(building.shards) - missing, len(building.shards))
     with building.alone():
         return _existing(config, marks) or _finished(config, building, marks)
+
+
+def _found(config: Config) -> tuple[dict[str, list[Source]], dict[str, str]]:
+    """The sources of every split, and what names their store; says what is doubtful in them."""
+    sources = corpus_sources(config)
+    content = marks_of(sources)
+    warn_of_overlap(config.corpus)
+    warn_of_copies(sources["train"], content["train"])
+    return sources, fingerprints(config, content)
 
 
 def _store_folder(config: Config, marks: dict[str, str]) -> Path:
@@ -185,7 +190,8 @@ def prepared_before(config: Config) -> Store | None:
     if not any(store.manifest["tokenizer"]["kind"] == config.tokenizer.kind for store in stores_of(config)):
         return None
     try:
-        marks = fingerprints(config, {"train": find_sources(entries, config.corpus, key="corpus.train")})
+        found = find_sources(entries, config.corpus, key="corpus.train")
+        marks = fingerprints(config, marks_of({"train": found}))
     except UsageError:  # the text is not here, or is none
         return None
     return next(stores_of(config, marks["training_fingerprint"]), None)
@@ -245,12 +251,30 @@ def corpus_sources(config: Config) -> dict[str, list[Source]]:
     }
 
 
-def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, str]:
+def marks_of(sources: dict[str, list[Source]]) -> dict[str, list[Any]]:
+    """The mark of every source; one that is taken several times is read once for it."""
+    known: dict[int, Any] = {}
+
+    def mark(source: Source) -> Any:
+        if id(source) not in known:
+            known[id(source)] = (
+                source.marked(mark(source.source)) if isinstance(source, SampledSource) else source.mark()
+            )
+        return known[id(source)]
+
+    found = {}
+    for name, of_split in sources.items():
+        with named_by(f"corpus.{name}"):
+            found[name] = [mark(source) for source in of_split]
+    return found
+
+
+def fingerprints(config: Config, marks: dict[str, list[Any]]) -> dict[str, str]:
     """What names a store, and what a run depends on.
 
     ``fingerprint`` changes with any byte of the corpus or tokenizer and with any setting that changes an id, and with
     nothing else; ``training_fingerprint`` is the same without validation and test, which a resumed run may have
-    different.
+    different. ``marks``: of the sources, by split.
     """
     tokenizer = config.tokenizer.model_dump(mode="json")
     if config.tokenizer.path is not None:  # an existing tokenizer: its bytes matter, how one is trained does not
@@ -268,10 +292,6 @@ def fingerprints(config: Config, sources: dict[str, list[Source]]) -> dict[str, 
         }
     elif config.tokenizer.kind != "sentencepiece":
         tokenizer = config.tokenizer.model_dump(mode="json", include=_WITHOUT_PIECES)
-    marks: dict[str, list[Any]] = {}
-    for name, found in sources.items():
-        with named_by(f"corpus.{name}"):
-            marks[name] = [source.mark() for source in found]
     settings = {
         "format": FORMAT,
         "document_separator": config.corpus.document_separator,

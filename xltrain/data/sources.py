@@ -75,7 +75,11 @@ class SampledSource:
         return self.source.name
 
     def mark(self) -> Any:
-        return ["sampled", self.share, self.seed, self.source.mark()]
+        return self.marked(self.source.mark())
+
+    def marked(self, source: Any) -> Any:
+        """Its mark, from that of its source."""
+        return ["sampled", self.share, self.seed, source]
 
     def pieces(self) -> list[Piece]:
         return [SampledPiece(piece, self.share, self.seed) for piece in self.source.pieces()]

@@ -1,8 +1,13 @@
 """What to say of a corpus, and of the store that it has become, before a model is trained on it."""
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 from xltrain import console
 from xltrain.config.text import CorpusConfig
 from xltrain.data.overlap import trained_on
+from xltrain.data.sources import Source
 from xltrain.data.store import Store
 
 MANY_UNKNOWN = 0.01
@@ -18,6 +23,21 @@ def warn_of_overlap(corpus: CorpusConfig) -> None:
     for name in ("validation", "test"):
         for clause in trained_on(corpus.train, getattr(corpus, name), split=name):
             console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
+
+
+def warn_of_copies(sources: Sequence[Source], marks: Sequence[Any]) -> None:
+    """Say which sources hold the same text as others; one source that a weight repeats is no copy."""
+    first: dict[str, Source] = {}
+    copies: dict[int, tuple[Source, Source]] = {}
+    for source, mark in zip(sources, marks, strict=True):
+        if (other := first.setdefault(json.dumps(mark), source)) is not source:
+            copies[id(source)] = (source, other)
+    if copies:
+        one, other = next(iter(copies.values()))
+        console.say(
+            f"note: corpus.train: {len(copies):,} source(s) have the same content as others, as {one.name} has that of "
+            f"{other.name}, and are read too; name a text once, with a weight if it is to count more"
+        )
 
 
 def warn_of_store(store: Store, *, given: str | None) -> None:
