@@ -13,10 +13,11 @@ import pytest
 import torch
 from test_context import T, loaded
 
+from xltrain.data.prepare import corpus_sources, make_tokenizer
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
-from xltrain.evaluation.loading import Loaded
+from xltrain.evaluation.loading import Loaded, read_text
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given
 
@@ -307,6 +308,35 @@ def test_words_that_run_together_and_unknown_ones_are_warned_of(finished: Any, c
     outcome = cli("score", finished[0] / "run", source)
     assert "in 1 line the context ends and the text begins inside of a word" in outcome.err
     assert "of the tokens are <unk>" in outcome.err
+
+
+@pytest.mark.parametrize("separator", ["blank_line", "line", "file"])
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "word", "sentencepiece", "identity"])
+def test_lines_of_a_text_become_the_tokens_of_such_a_file(tokenizer: str, separator: str, tmp_path: Path):
+    train = tmp_path / "train.txt"
+    train.write_text("ab ba\nb  a\n\nab\n \nba ab\n\n\n ab a\n" * 30)
+    keys: dict[str, Any] = {"kind": tokenizer, "vocab_size": None}
+    if tokenizer in ("sentencepiece", "identity"):
+        keys = {"vocab_size": 16, "normalization": "identity" if tokenizer == "identity" else "nmt_nfkc"}
+    config = corpora.config_for(train, tmp_path, corpus={"document_separator": separator}, tokenizer=keys)
+    made = make_tokenizer(config, corpus_sources(config)["train"])
+    encoder, file = Encoder.of(config, made), tmp_path / "text.txt"
+    for text in (
+        "ab\n\nb a\nba\n",
+        "ab\nba\n",
+        "a\n\n\nb\n",
+        " a b\n \nb \n",
+        "\n\na b\n",
+        "a\r\n\r\nb\r\n",
+        "a\u3000b\n\u3000\nb\n",
+    ):
+        file.write_bytes(text.encode())
+        expected = read_text(config, made, data=[str(file)], split="validation").tokens.tolist()
+        found = encoder.ids(text)
+        without = [
+            ids[:-1] if ids[-1] == made.eod else ids for ids in (found, expected)
+        ]  # the end of the last document
+        assert without[0] == without[1], text
 
 
 @pytest.mark.parametrize(

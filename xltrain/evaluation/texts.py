@@ -82,14 +82,12 @@ class Encoder:
         found: list[int] = []
         *whole, last = cleaned_text(text).split("\n")
         for line in whole:
-            if self.separator == "blank_line" and not line.strip():
-                if found and self.end is not None and found[-1] != self.end:
-                    found.append(self.end)
-                continue
-            ends_document = self.separator == "line"
-            found += self._line(line if ends_document else line + "\n", finished=True)
-            if ends_document and self.end is not None:
-                found.append(self.end)
+            ends_document, blank = self.separator == "line", not line.strip()
+            if not blank or self.separator not in ("line", "blank_line"):
+                found += self._line(line if ends_document else line + "\n", finished=True)
+            ends_document |= blank and self.separator == "blank_line"
+            if ends_document and found and self.end is not None and found[-1] != self.end:
+                found.append(self.end)  # once: a document without any text is none, and <eos> ends words' lines already
         return found + (self._line(last, finished=False) if last else [])
 
     def _line(self, line: str, *, finished: bool) -> list[int]:
