@@ -268,6 +268,36 @@ def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pyte
         assert folder.exists() == kept
 
 
+@pytest.mark.parametrize("change", ["grows", "is touched", "vanishes"])
+def test_a_text_that_changes_while_it_is_read_gets_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+):
+    path = tmp_path / "text.txt"
+    path.write_text("some text\n" * 20)
+    original = building_module.write_shards
+
+    def changing(*given: Any, **more: Any) -> Iterator[int]:
+        yield from original(*given, **more)
+        if change == "grows":
+            path.write_text(path.read_text() + "more\n")
+        elif change == "vanishes":
+            path.unlink()
+        else:
+            os.utime(path, (1, 1))
+
+    monkeypatch.setattr(building_module, "write_shards", changing)
+    for weight in (1, 0.99):
+        config = characters([], tmp_path, corpus={"train": [{"files": str(path), "weight": weight}], "num_workers": 1})
+        if change == "is touched":
+            assert not prepare(config).reused
+            continue
+        path.write_text("some text\n" * 20)
+        said = "changed while it was read; start again" if change == "grows" else "text.txt: cannot be read"
+        with pytest.raises(XltrainError, match=said):
+            prepare(config)
+        assert list((tmp_path / "cache").iterdir()) == []
+
+
 # --- interruptions
 
 

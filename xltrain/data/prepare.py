@@ -20,12 +20,12 @@ from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
 from xltrain.data.shards import Form, Shard, group_pieces
-from xltrain.data.sources import STANDARD_INPUT, SampledSource, Source, find_sources
+from xltrain.data.sources import STANDARD_INPUT, FileSource, SampledSource, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store
 from xltrain.data.workers import available_cores
-from xltrain.errors import UsageError
+from xltrain.errors import UsageError, XltrainError
 
 SPLITS = ("train", "validation", "test")
 
@@ -60,10 +60,11 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepar
 
     Raises:
         UsageError: for missing, empty or undecodable files, and vocabularies that the text cannot give.
+        XltrainError: if a file changes while it is read.
     """
     if standard_input is not None:
         config = _with_standard_input(config, standard_input)
-    sources, marks = _found(config)
+    sources, marks, stamps = _found(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -72,6 +73,7 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepar
             return found
         building.remove_others()
         building.write(building.shards)
+        _require_unchanged(config, sources, marks, stamps)
         return _finished(config, building, marks)
 
 
@@ -80,7 +82,7 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
 
     Several machines that share ``corpus.cache_dir`` prepare one store so.
     """
-    sources, marks = _found(config)
+    sources, marks, stamps = _found(config)
     if (found := _existing(config, marks)) is not None:
         return found
     building = _building(config, sources, marks)
@@ -88,6 +90,7 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
         if (found := _existing(config, marks)) is not None:
             return found
         building.write(building.shards[part - 1 :: parts])
+        _require_unchanged(config, sources, marks, stamps)
         missing = len(building.missing(building.shards))
     if missing:
         return Waiting(marks["fingerprint"], len(building.shards) - missing, len(building.shards))
@@ -95,13 +98,41 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
         return _existing(config, marks) or _finished(config, building, marks)
 
 
-def _found(config: Config) -> tuple[dict[str, list[Source]], dict[str, str]]:
-    """The sources of every split, and what names their store; says what is doubtful in them."""
+Stamps = dict[Path, tuple[int, int] | None]
+"""Size and time of the last change of every file; None: it is not there any more."""
+
+
+def _found(config: Config) -> tuple[dict[str, list[Source]], dict[str, str], Stamps]:
+    """The sources of every split, what names their store, and when it was so; says what is doubtful in them."""
     sources = corpus_sources(config)
+    stamps = _stamps(sources)
     content = marks_of(sources)
     warn_of_overlap(config.corpus)
     warn_of_copies(sources["train"], content["train"])
-    return sources, fingerprints(config, content)
+    return sources, fingerprints(config, content), stamps
+
+
+def _stamps(sources: dict[str, list[Source]]) -> Stamps:
+    plain = [
+        source.source if isinstance(source, SampledSource) else source for found in sources.values() for source in found
+    ]
+    files = [source.file for source in plain if isinstance(source, FileSource)]
+    return {file: _stamp(file) for file in dict.fromkeys(files) if isinstance(file, Path)}
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _require_unchanged(config: Config, sources: dict[str, list[Source]], marks: dict[str, str], stamps: Stamps) -> None:
+    """Refuse to keep under the name of one text what was made while that became another."""
+    changed = [file for file, stamp in stamps.items() if _stamp(file) != stamp]
+    if changed and fingerprints(config, marks_of(sources)) != marks:
+        raise XltrainError(f"{changed[0]} changed while it was read; start again when nothing writes to it any more")
 
 
 def _store_folder(config: Config, marks: dict[str, str]) -> Path:
