@@ -14,7 +14,7 @@ import corpora
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from xltrain.interop import export as module
@@ -337,6 +337,28 @@ def test_half_precision_says_what_it_costs(
     assert model.generate(torch.tensor([[20, 21]]), max_new_tokens=3, do_sample=False).shape == (1, 5)
     wrong = cli("export-checkpoint", causal, tmp_path / "other", "--dtype", "int8")
     assert (wrong.status, wrong.err) == (2, "xltrain: --dtype: 'int8' is not allowed; choose fp32, bf16, fp16\n")
+
+
+def test_numbers_that_half_precision_has_not_are_not_exported(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    run = shutil.copytree(causal, tmp_path / "run")
+    checkpoint = run / "checkpoints/step-6"
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["softmax.bias"][3] = 7e4
+    save_file(tensors, checkpoint / "model.safetensors")
+    (checkpoint / MARK).unlink()
+    mark_complete(checkpoint)
+    options = ("--format", "safetensors", "--no-verify", "--dtype")
+    said = cli("export-checkpoint", run, tmp_path / "half", *options, "fp16").sentence(status=1)
+    assert said.startswith("softmax.bias: holds numbers that float16 has not")
+    assert not (tmp_path / "half").exists()
+    assert cli("export-checkpoint", run, tmp_path / "bf16", *options, "bf16").status == 0
+
+
+@pytest.mark.parametrize("licence", ["", "a: b", "mit\nlibrary_name: other", "[1"])
+def test_a_licence_is_an_identifier(licence: str, causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    options = ("--format", "safetensors", "--license", licence)
+    said = cli("export-checkpoint", causal, tmp_path / "out", *options).sentence()
+    assert said.startswith(f"--license: {licence!r} is not allowed")
 
 
 def test_large_weights_are_spread_over_files(

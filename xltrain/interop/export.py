@@ -1,6 +1,7 @@
 """``export-checkpoint``: a checkpoint in, a folder that other programs load out."""
 
 import json
+import re
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +59,8 @@ def export(
         raise UsageError(f"--format: {format_name!r} is not allowed; choose {', '.join(FORMATS)}")
     if dtype not in DTYPES:
         raise UsageError(f"--dtype: {dtype!r} is not allowed; choose {', '.join(DTYPES)}")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", licence, re.ASCII):
+        raise UsageError(f"--license: {licence!r} is not allowed; give an identifier as hubs spell it, like apache-2.0")
     chosen = FORMATS[format_name]
     check_output(
         output,
@@ -198,7 +201,14 @@ def _write(
     configuration.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for earlier in folder.glob("model*.safetensors*"):
         earlier.unlink()
-    save({name: tensor.to(dtype).contiguous() for name, tensor in chosen.tensors(subject).items()}, folder)
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in chosen.tensors(subject).items()}
+    beyond = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if beyond:
+        raise XltrainError(
+            f"{', '.join(beyond[:3])}: holds numbers that {str(dtype).removeprefix('torch.')} has not, or none; "
+            "nothing was exported" + ("; give --dtype bf16 or fp32" if dtype == torch.float16 else "")
+        )
+    save(tensors, folder)
     for path in folder.glob("*.safetensors"):
         path.chmod(configuration.stat().st_mode)  # safetensors lets nobody else read what it writes
     for name, data in chosen.files(subject).items():
