@@ -198,6 +198,34 @@ def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch:
     assert not (only / "best").exists()
 
 
+def test_the_best_loss_of_another_validation_text_is_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {3: 3.0, 6: 2.0, 9: 4.0, 12: 3.5, 15: 3.7}
+    original = loop._together
+
+    def measured(mine: Any, run: Any) -> Any:
+        result = original(mine, run)
+        return replace(result, nll=found[run.progress.step] * result.targets)
+
+    monkeypatch.setattr(loop, "_together", measured)
+    changes = {"training__max_steps": 6, "evaluation__every": 3, "checkpoint__every": 3, "checkpoint__keep": 1}
+    config, run = config_file(tmp_path, **changes), tmp_path / "run"
+    options = ["pretrain", config, "--set", f"run.output_dir={run}"]
+    assert run_command(*options).status == 0
+    assert (run / "best").read_text() == "checkpoints/step-6\n"
+    same = run_command(*options, "--resume", "--set", "training.max_steps=9", "--set", "evaluation.batch_size=2")
+    assert "another text" not in same.err
+    assert (run / "best").read_text() == "checkpoints/step-6\n"
+    shorter = [*options, "--resume", "--set", "evaluation.max_tokens=50"]
+    other = run_command(*shorter, "--set", "training.max_steps=12")
+    assert "its lowest loss so far, 2.0000 at step 6, is not compared with those to come" in other.err
+    assert (run / "best").read_text() == "checkpoints/step-12\n"
+    assert [folder.name for folder in list_checkpoints(run)] == ["step-12"]
+    assert "another text" not in run_command(*shorter, "--set", "training.max_steps=15").err
+    assert (run / "best").read_text() == "checkpoints/step-12\n"
+
+
 def test_a_folder_in_which_a_run_is_still_at_work_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

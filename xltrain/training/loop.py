@@ -59,6 +59,8 @@ def _pretrain(config: Config, peers: Peers, start: "Start") -> Path:
     place = join(peers, config.training.device)
     try:
         run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
+        if start.checkpoint is not None:
+            _forget_best(run, start.checkpoint.config())
         if run.progress.step >= config.training.max_steps and not run.progress.validation_owed:
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
@@ -132,6 +134,19 @@ def _ready(run: Run, start: Start) -> str:
     """The run's folder, made ready once nothing speaks against training."""
     _require_targets(run)
     return str(start_files(run.config, start.checkpoint))
+
+
+def _forget_best(run: Run, before: Config) -> None:
+    """Losses of different validation texts cannot be compared: if the text has changed, the next one is the lowest."""
+    old, new = ((one.corpus.validation, one.evaluation.max_tokens) for one in (before, run.config))
+    best = run.progress.best_loss
+    if best is None or old == new:
+        return
+    console.say(
+        f"validation is on another text than before: its lowest loss so far, {best:.4f} at step "
+        f"{run.progress.best_step:,}, is not compared with those to come"
+    )
+    run.progress = replace(run.progress, best_loss=None)
 
 
 def _introduce(run: Run, start: Start, work: Work) -> None:
