@@ -168,7 +168,8 @@ def test_a_file_that_is_no_tokenizer_is_refused(corpus: corpora.Corpus, spiece: 
         assert refused(corpus.train, tmp_path, path=str(other)) == f"{other}: not a sentencepiece model"
     message = refused(corpus.train, tmp_path, kind="char", path=str(spiece), vocab_size=None)
     assert message == f"{spiece}: not a character vocabulary; it holds {{'alphabet': '...'}}"
-    for number, content in enumerate(("{}", "[]", '{"alphabet": 3}', "not json")):
+    wrong = ("{}", "[]", '{"alphabet": 3}', '{"alphabet": ["a", "b"]}', '{"alphabet": "aba"}', "not json")
+    for number, content in enumerate(wrong):
         table = tmp_path / f"{number}.json"
         table.write_text(content, encoding="utf-8")
         message = refused(corpus.train, tmp_path, kind="char", path=str(table), vocab_size=None)

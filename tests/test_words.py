@@ -86,6 +86,10 @@ def test_a_list_of_words_is_a_vocabulary(tmp_path: Path):
         ("a\nb\na\n", "it lists 'a' twice; it has one word per line"),
         (b"a\n\xff\n", "not UTF-8 text (byte 2)"),
         ("{}", "it holds eos, lower and words"),
+        ('{"eos": false, "lower": false, "words": "ab"}', "it holds eos, lower and words"),
+        ('{"eos": false, "lower": false, "words": ["a", 3]}', "it holds eos, lower and words"),
+        ('{"eos": false, "lower": false, "words": ["a", "b", "a"]}', "it lists 'a' twice"),
+        ('{"eos": true, "lower": false, "words": ["a", "<unk>"]}', "it has eos, and no word <eos>"),
     ],
 )
 def test_a_file_that_is_no_list_of_words_is_refused(tmp_path: Path, content: str | bytes, said: str):

@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -168,9 +169,19 @@ class CharTokenizer:
     @classmethod
     def from_file(cls, data: bytes, *, source: str) -> "CharTokenizer":
         try:
-            return cls(json.loads(data)["alphabet"])
+            alphabet = json.loads(data)["alphabet"]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{source}: not a character vocabulary; it holds {{'alphabet': '...'}}") from None
+            alphabet = None
+        if not isinstance(alphabet, str):
+            raise UsageError(f"{source}: not a character vocabulary; it holds {{'alphabet': '...'}}")
+        if (twice := listed_twice(alphabet)) is not None:
+            raise UsageError(f"{source}: not a character vocabulary: it lists {twice!r} twice")
+        return cls(alphabet)
+
+
+def listed_twice(items: Iterable[str]) -> str | None:
+    """The first of the items that is there more than once."""
+    return next((item for item, count in Counter(items).items() if count > 1), None)
 
 
 def train_characters(lines: Iterable[str], *, vocab_size: int | None) -> CharTokenizer:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from xltrain.data.files import FaultyFile
-from xltrain.data.tokenizer import SPECIALS, left_out
+from xltrain.data.tokenizer import SPECIALS, left_out, listed_twice
 from xltrain.errors import UsageError
 
 LONG = 40
@@ -111,9 +111,16 @@ class WordTokenizer:
             return _listed_words(data, source=source, eos=eos, lower=lower)
         try:
             found = json.loads(data)
-            return cls(found["words"], eos=found["eos"], lower=found["lower"])
+            words, eos, lower = found["words"], found["eos"], found["lower"]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{source}: not a word vocabulary; it holds eos, lower and words") from None
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise UsageError(f"{source}: not a word vocabulary; it holds eos, lower and words")
+        twice = listed_twice(words)
+        if twice is not None or (eos and "<eos>" not in words):
+            problem = "has eos, and no word <eos>" if twice is None else f"lists {twice!r} twice"
+            raise UsageError(f"{source}: not a word vocabulary: it {problem}")
+        return cls(words, eos=eos, lower=lower)
 
 
 def _listed_words(data: bytes, *, source: str, eos: bool, lower: bool) -> WordTokenizer:
@@ -121,7 +128,7 @@ def _listed_words(data: bytes, *, source: str, eos: bool, lower: bool) -> WordTo
         words = [line.split()[0] for line in data.decode("utf-8-sig").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise UsageError(f"{source}: not a word vocabulary: not UTF-8 text (byte {error.start})") from None
-    twice = next((word for word, count in Counter(words).items() if count > 1), None)
+    twice = listed_twice(words)
     if not words or twice is not None:
         problem = "holds no word" if not words else f"lists {twice!r} twice"
         raise UsageError(f"{source}: not a word vocabulary: it {problem}; it has one word per line")
