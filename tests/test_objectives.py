@@ -99,6 +99,19 @@ def test_two_parts_have_their_own_targets() -> None:
     assert marked[:, 24:].sum(1).tolist() == [4] * 300
 
 
+@pytest.mark.parametrize(
+    ("reuse_len", "num_predict", "expected"),
+    [(4, 20, (4, 16)), (28, 20, (16, 4)), (16, 32, (16, 16)), (1, 1, (1, 0)), (31, 2, (1, 1)), (4, 32, (4, 28))],
+)
+def test_a_part_that_is_too_short_leaves_its_targets_to_the_other(
+    reuse_len: int, num_predict: int, expected: tuple[int, int]
+) -> None:
+    objective = Permutation(num_predict=num_predict, max_span=5, reuse_len=reuse_len, **RULE)
+    marked = targets_of(objective.plan(segment_of(text_of(50, 32)), draw_of(50)))
+    assert marked[:, :reuse_len].sum(1).tolist() == [expected[0]] * 50
+    assert marked[:, reuse_len:].sum(1).tolist() == [expected[1]] * 50
+
+
 def test_only_the_reused_part_is_remembered() -> None:
     plan = Permutation(num_predict=4, max_span=2, reuse_len=6, **RULE).plan(segment_of(text_of(2, 16)), draw_of(2))
     model = LanguageModel(

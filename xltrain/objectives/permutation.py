@@ -98,15 +98,16 @@ class Permutation:
     def choose(self, segment: Segment, draw: Draw) -> tuple[Tensor, Tensor]:
         """Positions of the targets (B, P), ascending within a part, and which of the P slots are used (B, P).
 
-        Of two parts, the first has P - P // 2 targets and the second P // 2.
+        Of two parts, the first has P - P // 2 targets and the second P // 2, but what one is too short for is the
+        other's.
         """
         rule = TargetRule(self.starts_word, self.never_target, self.max_span, self.unit)
         text = is_text(segment)
         parts = self._parts(segment.tokens.shape[1])
         counts = [self.num_predict]
         if len(parts) == 2:
-            second = min(self.num_predict // 2, parts[1])
-            counts = [self.num_predict - second, second]
+            first = min(self.num_predict - min(self.num_predict // 2, parts[1]), parts[0])
+            counts = [first, self.num_predict - first]
         chosen, begin = [], 0
         for part, (size, count) in enumerate(zip(parts, counts, strict=True)):
             inside = slice(begin, begin + size)
