@@ -332,17 +332,18 @@ def test_a_store_without_its_manifest_is_built_again(tmp_path: Path):
     assert prepared.store.split("train").num_tokens == 11
 
 
-@pytest.mark.parametrize("name", ["train.tokens", "train.ends"])
+@pytest.mark.parametrize("name", ["train.tokens", "train.ends", "unigram"])
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"\0\0", lambda data: None])
 def test_a_damaged_store_is_named_and_not_read(tmp_path: Path, name: str, change: Any):
-    store = build(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
+    data = characters(text(tmp_path / "a.txt", "some text\n"), tmp_path)
+    store = build(data)
     path = store.folder / name
     content = change(path.read_bytes())
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"{name}: damaged, .*; delete .*store-"):
-        Store.open(store.folder).split("train")
+        prepare(corpora.checked(data))
 
 
 def test_a_cache_folder_that_is_a_file_is_refused(tmp_path: Path):

@@ -267,6 +267,7 @@ def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
 
 def _checked(store: Store) -> Store:
     """Opens every split, so that damage is found here."""
+    store.unigram()
     for name in store.manifest["splits"]:
         store.split(name)
     return store

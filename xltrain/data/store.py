@@ -112,8 +112,12 @@ class Store:
         return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if count else np.zeros(0, dtype=dtype)
 
     def unigram(self) -> np.ndarray:
-        """(V,) how often each id occurs in the training text."""
-        return np.fromfile(self.folder / "unigram", dtype=np.int64)
+        """(V,) how often each id occurs in the training text.
+
+        Raises:
+            UsageError: if the file is not what the manifest says.
+        """
+        return np.array(self._mapped("unigram", np.dtype(np.int64), self.vocab_size))
 
 
 def storage_type(vocab_size: int) -> np.dtype[Any]:

@@ -106,7 +106,11 @@ def _look_at_bins(config: Config, fingerprint: str | None) -> None:
     store = prepared_before(config) if fingerprint is None else next(stores_of(config, fingerprint), None)
     if store is None:
         return
-    said = unsorted_ids(store.unigram(), config.model.adaptive.cutoffs, kind=store.manifest["tokenizer"]["kind"])
+    try:
+        unigram = store.unigram()
+    except UsageError:  # damaged, which a run will say
+        return
+    said = unsorted_ids(unigram, config.model.adaptive.cutoffs, kind=store.manifest["tokenizer"]["kind"])
     if said:
         console.warn(said)
 
