@@ -47,6 +47,14 @@ def test_a_run_that_ends_within_its_warm_up_is_told(
     assert said in capsys.readouterr().err
 
 
+def test_products_of_ten_bits_are_told_of_where_they_are(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A CPU has none."""
+    pretrain(config_of(text, tmp_path, steps=1, training__tf32=True))
+    assert "cpu, precision fp32 without tf32 products, attention" in capsys.readouterr().err
+
+
 def test_a_run_that_ends_before_its_schedule_is_told(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ def start_lines(
     """The header of a run; ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
     return [
-        f"device              {place.device}, precision {_precision(config)}, attention {backend}",
+        f"device              {place.device}, precision {_precision(config, place)}, attention {backend}",
         *shape_lines(config, dealt, parameters=parameters),
         f"work                {work}",
         *_short_lines(config),
@@ -67,8 +67,10 @@ def _short_lines(config: Config) -> list[str]:
     return found
 
 
-def _precision(config: Config) -> str:
-    return config.training.precision + (" with tf32 products" if config.training.tf32 else "")
+def _precision(config: Config, place: Place) -> str:
+    if not config.training.tf32:
+        return config.training.precision
+    return f"{config.training.precision} with" + ("" if place.device.type == "cuda" else "out") + " tf32 products"
 
 
 def _finite(value: float) -> float | None:
