@@ -102,6 +102,10 @@ def test_weights_are_for_training_only():
             {"files": "a", "weight": 0},
             ("corpus.train.0.weight", "0 is not allowed: input should be greater than 0"),
         ),
+        (
+            {"files": "a", "weight": 1e9},
+            ("corpus.train.0.weight", "1000000000.0 is not allowed: input should be less than or equal to 1000"),
+        ),
         (3, ("corpus.train.0", "3 is not allowed: input should be a valid string; put it in quotes")),
     ],
 )

@@ -70,6 +70,12 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def test_a_list_may_begin_with_a_brace(tmp_path: Path):
+    for first in ("{", "{ 17", '{"', "{}"):
+        listed = written(tmp_path / "vocab.txt", f"{first}\n}}\nfor\n")
+        assert read_tokenizer(listed, kind="word", eos=False).encode([f"for }} {first.split()[0]}"]) == [[2, 1, 0]]
+
+
 def test_a_list_of_words_is_a_vocabulary(tmp_path: Path):
     listed = written(tmp_path / "vocab.txt", "\ufeffthe 17\r\ncat\n\n<UNK> 3\n")
     tokenizer = read_tokenizer(listed, kind="word")

@@ -27,7 +27,7 @@ class SourceConfig(Section):
     """Read the dataset as it arrives, instead of downloading it first."""
     text_field: str | None = None
     """Field or column with the text; `corpus.text_field` by default."""
-    weight: Float = Field(1.0, gt=0.0)
+    weight: Float = Field(1.0, gt=0.0, le=1000.0)
     """How often the source is taken: 3 is three times, 0.25 a quarter of its documents (corpus.train only)."""
     seed: Length = Field(0, le=2**32 - 1)
     """Another number takes other documents, where the weight is not whole."""

@@ -1,6 +1,7 @@
 """Tokenizers whose vocabulary is plain: bytes, and words separated by white space."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -8,6 +9,8 @@ from xltrain.data.files import FaultyFile
 from xltrain.data.tokenizer import SPECIALS, left_out, listed_twice
 from xltrain.errors import UsageError
 
+_WRITTEN_HERE = re.compile(rb'\s*\{\s*("(eos|lower|words)"|\}\s*$)')
+"""How a file begins that is no list, in which a brace is a word."""
 LONG = 40
 """Characters of a word that a message shows."""
 
@@ -107,7 +110,7 @@ class WordTokenizer:
         Of a line in a list the first word counts, so that a frequency may follow. ``<eos>`` goes in front of a list
         that lacks it.
         """
-        if not data.lstrip().startswith(b"{"):
+        if not _WRITTEN_HERE.match(data):
             return _listed_words(data, source=source, eos=eos, lower=lower)
         try:
             found = json.loads(data)
