@@ -98,6 +98,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"positions": "learned"},
         "segments": {"mem_len": 0},
     },
+    "segments of one token": {"objective": {"name": "causal"}, "segments": {"seq_len": 1, "mem_len": 3}},
     "masked": {"objective": {"name": "masked"}, "model": {"attention_scale": "init"}},
     "seq2seq": {"objective": {"name": "seq2seq"}, "segments": {"mem_len": 0}},
 }

@@ -50,7 +50,8 @@ class Format:
 
 
 def _segment(config: Config) -> int:
-    return max(2, min(config.segments.seq_len, verify.LONGEST))
+    """Tokens of a segment that both sides read; two at least where one is predicted from the other's place."""
+    return max(1 + (config.objective.name == "permutation"), min(config.segments.seq_len, verify.LONGEST))
 
 
 def _xlnet_reasons(config: Config, vocabulary: Tokenizer) -> list[str]:
