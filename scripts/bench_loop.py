@@ -41,11 +41,11 @@ class Stopwatch:
         self.began = 0.0
         self.step = Run.step
         segment, _ = bare.stream.read(bare.progress.position)
-        self.room = bare.room(segment, 0, bare.deal.rows)
         self.segment = segment.to(bare.place.device)
         self.plan = bare._plan(
             self.segment, torch.arange(bare.deal.rows, device=bare.place.device), 1, 0, bare.deal.rows
         )
+        self.room = bare.model.softmax.room(self.plan.targets)
 
     def bare_step(self) -> None:
         _, (self.bare.memory,) = train_step(

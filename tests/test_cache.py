@@ -1,5 +1,6 @@
 """Cached keys and values give what recomputing them from memory gives, and a cache is a value."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -243,3 +244,34 @@ def test_zeros_return_only_where_a_row_starts_anew_and_nothing_is_copied_elsewhe
     inputs = segments(two_sided=False)
     equal(model_of(initial_memory="zeros"), inputs, mem_len=6)
     assert len(counted) == sum(bool(segment["fresh"].any()) for segment in inputs) < len(inputs)
+
+
+def test_a_compiler_takes_a_model_with_a_cache():
+    model, inputs = model_of(), segments(two_sided=False, lengths=(3, 3, 3), fresh=None)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        one, other = (model.empty_cache(rows=B, mem_len=4) for _ in range(2))
+        for segment in inputs:
+            loss, one = model(**segment, memory=one)
+            found, other = compiled(**segment, memory=other)
+            torch.testing.assert_close(found, loss)
+    torch._dynamo.reset()
+
+
+def test_rows_taken_from_a_cache_may_go_on_elsewhere_at_the_same_time():
+    model = model_of()
+    first, *later = segments(two_sided=False, lengths=(4,) * 30, fresh=None)
+    with torch.inference_mode():
+        _, start = model(**first, memory=model.empty_cache(rows=B, mem_len=6))
+
+    def go_on(_: int) -> torch.Tensor:
+        found, cache = [], start.selected(torch.arange(B))
+        with torch.inference_mode():
+            for segment in later:
+                loss, cache = model(**segment, memory=cache)
+                found.append(loss)
+        return torch.stack(found)
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(go_on, range(4)))
+    assert all(torch.equal(result, go_on(0)) for result in results)

@@ -61,21 +61,31 @@ def test_of_no_rows_there_are_no_losses_and_the_gradient_is_zero() -> None:
     assert not any(tensor.grad.any() for tensor in tensors if tensor.grad is not None)
 
 
-def test_the_derivative_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "WHOLE", 0)
+@pytest.mark.parametrize("whole", [0, cross_entropy.WHOLE])
+def test_the_derivative_is_right(monkeypatch: pytest.MonkeyPatch, whole: int) -> None:
+    monkeypatch.setattr(cross_entropy, "WHOLE", whole)
     monkeypatch.setattr(cross_entropy, "AT_ONCE", 5 * WORDS)
     tensors, targets, _ = inputs(torch.float64)
     assert torch.autograd.gradcheck(lambda *given: linear_cross_entropy(*given, targets), tensors)
 
 
+def test_a_second_derivative_is_refused() -> None:
+    tensors, targets, _ = inputs(torch.float64)
+    loss = linear_cross_entropy(*tensors, targets).square().sum()
+    (once,) = torch.autograd.grad(loss, tensors[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()
+
+
+@pytest.mark.parametrize("whole", [0, cross_entropy.WHOLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_losses_are_fp32_and_gradients_are_no_worse_than_the_plain_ones(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, whole: int
 ) -> None:
     exact = run(torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         plain = run(torch.float32, by_torch)
-        monkeypatch.setattr(cross_entropy, "WHOLE", 0)
+        monkeypatch.setattr(cross_entropy, "WHOLE", whole)
         monkeypatch.setattr(cross_entropy, "AT_ONCE", 4 * WORDS)
         chunked = run(torch.float32)
     assert {tensor.dtype for tensor in chunked} == {torch.float32}

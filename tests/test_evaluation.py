@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -344,6 +344,25 @@ def test_a_document_on_its_own_has_the_same_loss_wherever_it_stands():
     parts = found.score(last, "document").nll + found.score(rest, "document").nll
     assert found.score(file, "document").nll == pytest.approx(parts, rel=1e-6)
     assert found.score(file, "stream").nll != pytest.approx(parts, rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["masked", "permutation"])
+def test_every_document_is_asked_for_places_of_its_own(objective: str):
+    found, split = trained(objective), text_of(*[40] * 60)
+    asked: list[dict[int, set[int]]] = []
+    for rows in (1, 7):
+        places: dict[int, set[int]] = defaultdict(set)
+
+        def record(at: np.ndarray, losses: np.ndarray, places: dict[int, set[int]] = places) -> None:
+            for place in at.tolist():
+                places[place // 40].add(place % 40)
+
+        found.score(split, "document", batch_size=rows, record=record)
+        asked.append(places)
+    assert asked[0] == asked[1]  # whatever is read beside them
+    assert len({tuple(sorted(each)) for each in asked[0].values()}) > 50
+    often = Counter(place for each in asked[0].values() for place in each)
+    assert max(often.values()) < 30
 
 
 # --- the model is as it was

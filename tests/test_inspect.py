@@ -14,7 +14,7 @@ import yaml
 from xltrain.config.load import load_config, validate
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
-from xltrain.evaluation.inspect import inspect, random_plan, report_of
+from xltrain.evaluation.inspect import activation_bytes, inspect, random_plan, report_of
 from xltrain.evaluation.signal import LayerSignal, signal_report
 from xltrain.model.backends import BACKENDS
 from xltrain.training.build import build_model
@@ -181,6 +181,15 @@ def test_activation_bytes_are_what_a_forward_keeps(tmp_path: Path) -> None:
     ]
     assert half == pytest.approx(whole / 2, rel=0.05)
     assert whole > 16 * 128 * VOCABULARY * 4
+
+
+def test_of_the_logits_one_tensor_is_kept() -> None:
+    config, found = config_of(), []
+    for vocab_size in (1000, 9000):
+        model = build_model(config, vocab_size=vocab_size, device=torch.device("meta"))
+        found.append(activation_bytes(config, model, vocab_size) or 0)
+    targets = config.training.batch_size * config.segments.seq_len
+    assert found[1] - found[0] == targets * 8000 * 4
 
 
 def test_the_command_prints_one_json_object_and_draws(tmp_path: Path) -> None:

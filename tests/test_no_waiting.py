@@ -65,12 +65,29 @@ def test_an_adaptive_softmax_is_told_how_many_targets_its_bins_have(text: Path, 
     run = run_of(text, tmp_path, "cpu", objective__name=objective, model__adaptive=ADAPTIVE, **NO_DROPOUT)
     run.step()
     segment = run.stream.read(run.progress.position)
-    room = run.room(segment[0], 0, run.deal.rows)
+    rooms: list[Any] = []
+    count = run.model.softmax.room
+    run.model.softmax.room = lambda targets: rooms.append(count(targets)) or rooms[-1]  # type: ignore
+    before = run.progress
+    run.step()
+    run.progress = before
     run.stream.read = lambda position: segment  # type: ignore[method-assign]  # a segment is made on the host,
-    run.room = lambda *given: room  # type: ignore[method-assign]  # and this is counted there
+    run.model.softmax.room = lambda targets: rooms[0]  # type: ignore  # and its targets are counted there
     with Waits() as seen:
         run.step()
     assert seen.found == ["_local_scalar_dense"]
+
+
+def test_a_plan_is_the_same_wherever_it_is_made_and_moves_whole(text: Path, tmp_path: Path) -> None:
+    run = run_of(text, tmp_path, "cpu", objective__name="permutation", model__adaptive=ADAPTIVE)
+    segment, _ = run.stream.read(run.progress.position)
+    plan = run._plan(segment, torch.arange(run.deal.rows), 1, 0, run.deal.rows)
+    moved = plan.to(torch.device("meta"))
+    for name, value in vars(plan).items():
+        if isinstance(value, torch.Tensor):
+            assert vars(moved)[name].device.type == "meta"
+        else:
+            assert vars(moved)[name] == value
 
 
 @pytest.mark.gpu

@@ -165,7 +165,9 @@ def evaluate(
             starts, read = _starts(split, protocol, segment, number), _num_scored(segment, scored)
             segment, scored = segment.to(device), scored.to(device)
             rows = segment.tokens.shape[0]
-            plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP + draw, rows=number.to(device)))
+            # What is drawn depends on the place in the text; a document's own places are those of every other one too.
+            drawn_for = (starts if protocol.mode == "document" else number).to(device)
+            plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP + draw, rows=drawn_for))
             if protocol.mode == "sliding" and int(starts[0]) > 0:  # no window but the first scores its beginning
                 plan = _last_places(plan, protocol.stride)
             wanted = _scored_targets(plan, scored)  # (B, P)
@@ -201,7 +203,8 @@ def has_targets(
 ) -> bool:
     """Whether ``evaluate`` would find anything to score; it looks no further than the first target."""
     for segment, number, scored in _passes(model, split, protocol):
-        draw = Draw(seed=seed, step=EVALUATION_STEP, rows=number.to(device))
+        places = _starts(split, protocol, segment, number) if protocol.mode == "document" else number
+        draw = Draw(seed=seed, step=EVALUATION_STEP, rows=places.to(device))
         wanted = _scored_targets(objective.plan(segment.to(device), draw), scored.to(device))  # (B, P)
         if (wanted != IGNORE).any():
             return True

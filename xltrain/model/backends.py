@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from xltrain.model.dropout import kept_or_zero
@@ -17,8 +18,8 @@ from xltrain.model.dropout import kept_or_zero
 class _Attend(torch.autograd.Function):
     """Softmax, dropout of weights and their product with the values, keeping one score-sized tensor for the backward.
 
-    Weights are kept halved, dropped ones with a minus sign: positive parts are half the weights after dropout, absolute
-    values half of those before it, and the backward needs both.
+    A weight is kept with a minus sign where dropout keeps it: the negative part is minus the weights after dropout, the
+    absolute values are those before it, and the backward needs both.
     """
 
     @staticmethod
@@ -29,21 +30,22 @@ class _Attend(torch.autograd.Function):
         weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
         kept, scale = kept_or_zero(weights, dropout)
         output = torch.bmm(kept.to(value.dtype), value) * scale  # (B*N, R, H)
-        signed = torch.sub(kept, weights, alpha=0.5, out=weights)
+        signed = torch.add(weights, kept, alpha=-2.0, out=weights)
         ctx.save_for_backward(query, key, value, signed, output)
-        ctx.scale = 2.0 * scale
+        ctx.scale = scale
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         query, key, value, signed, output = ctx.saved_tensors
         # Of a softmax's backward, the sum over keys is that of gradient times output over units (Dao et al. 2022, B.2).
         total = (grad * output).sum(dim=-1, keepdim=True, dtype=signed.dtype)  # (B*N, R, 1)
-        grad = grad * ctx.scale
-        kept = signed.clamp(min=0.0)  # (B*N, R, K)
+        grad = grad * -ctx.scale
+        kept = signed.clamp(max=0.0)  # (B*N, R, K) minus the weights after dropout
         of_value = torch.bmm(kept.to(grad.dtype).transpose(1, 2), grad)  # (B*N, K, H)
         of_scores = torch.bmm(grad, value.transpose(1, 2)).to(signed.dtype)  # (B*N, R, K)
-        of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-2.0).to(query.dtype)
+        of_scores = of_scores.mul_(kept).addcmul_(signed.abs(), total, value=-1.0).to(query.dtype)
         of_query = torch.bmm(of_scores, key)  # (B*N, R, H)
         of_key = torch.bmm(of_scores.transpose(1, 2), query)  # (B*N, K, H)
         return of_query, of_key, of_value, of_scores, None

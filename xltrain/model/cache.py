@@ -90,6 +90,8 @@ class Slots:
 class Cache:
     """What B rows remember, ready for attention. A value: continuing one leaves it as it was.
 
+    A cache and those that go on from it are for one thread; :meth:`selected` rows may go to another.
+
     end: the slot after the newest position, in the buffer.
     length: (B,) number of valid slots, counted back from ``end``.
     mem_len: M.
@@ -146,7 +148,7 @@ class Cache:
         absent = ~self.valid()[:, None, :, None]  # (B, 1, M, 1)
         keys_values = self.buffer.keys_values[..., window, :].masked_fill(absent, 0.0)  # (L, 2, B, N, M, H)
         buffer = _Buffer(keys_values, self.document.clone(), end=self.mem_len)
-        return replace(self, buffer=buffer, end=self.mem_len)
+        return replace(self, buffer=buffer, end=self.mem_len, scratch=Scratch())
 
     def selected(self, rows: Tensor) -> "Cache":
         """The rows of these numbers (B',), in this order; one may be taken several times."""
@@ -158,6 +160,7 @@ class Cache:
             ),  # (L, 2, B', N, M, H), (B', M)
             end=self.mem_len,
             length=self.length[rows],
+            scratch=Scratch(),
         )
 
     @staticmethod
@@ -171,6 +174,7 @@ class Cache:
             buffer=_Buffer(torch.cat(keys_values, dim=2), document, end=first.mem_len),  # (L, 2, B, N, M, H)
             end=first.mem_len,
             length=torch.cat([part.length for part in parts]),  # (B,)
+            scratch=Scratch(),
         )
 
     def with_room(self, seq_len: int) -> "Cache":
@@ -181,13 +185,21 @@ class Cache:
         # With twice the room, what is remembered is copied once in M tokens; each of these reads all of it.
         size = self.mem_len + max(seq_len, self.mem_len)
         *outer, _, width = buffer.keys_values.shape
-        keys_values = self.scratch.borrow(*outer, size, width, like=buffer.keys_values)  # (L, 2, B, N, S, H)
+        keys_values, lent = self._storage(*outer, size, width)  # (L, 2, B, N, S, H)
         keys_values[..., : self.mem_len, :] = buffer.keys_values[..., remembered, :]
         document = buffer.document.new_empty(buffer.document.shape[0], size)  # (B, S)
         document[:, : self.mem_len] = buffer.document[:, remembered]
         buffer = _Buffer(keys_values, document, end=self.mem_len)
-        finalize(buffer, self.scratch.give_back, keys_values).atexit = False
+        if lent:
+            finalize(buffer, self.scratch.give_back, keys_values).atexit = False
         return replace(self, buffer=buffer, end=self.mem_len)
+
+    def _storage(self, *shape: int) -> tuple[Tensor, bool]:
+        """For keys and values, and whether it is to be given back: a compiler cannot follow who still needs it."""
+        like = self.buffer.keys_values
+        if torch.compiler.is_compiling():
+            return like.new_empty(shape), False
+        return self.scratch.borrow(*shape, like=like), True
 
     def slots(self, layer: int, seq_len: int) -> Slots:
         """One layer's keys and values, with room for ``seq_len`` tokens behind them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 IGNORE = -1
@@ -63,7 +64,7 @@ def _uncompiled(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Softmax and loss with at most one tensor of all logits; where they are many, none.
+    """Softmax and loss; of all logits one tensor is kept, and none where they are many.
 
     Those of a chunk are then made, used and dropped, and the backward makes them again. ``weight`` and ``bias`` are
     rounded to the dtype of ``hidden``; their gradients are summed in their own.
@@ -71,7 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, keep: bool) -> Tensor:
-        nll, ctx.kept = [], []
+        nll, kept = [], []
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
         ctx.step = len(hidden) if keep else max(1, AT_ONCE // weight.shape[0])
         for rows, wanted in zip(hidden.split(ctx.step), targets.split(ctx.step), strict=True):
@@ -80,20 +81,21 @@ class _CrossEntropy(torch.autograd.Function):
             found = log_probs.gather(1, wanted.clamp(min=0)[:, None]).squeeze(1)  # (c,)
             nll.append(-found.masked_fill(wanted == IGNORE, 0.0))
             if keep:
-                ctx.kept.append(log_probs)
-        ctx.save_for_backward(hidden, weight, bias, targets)
+                kept.append(log_probs)
+        ctx.save_for_backward(hidden, weight, bias, targets, *kept)
         return torch.cat(nll)  # (n,)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, targets, *kept = ctx.saved_tensors
         cast = weight.to(hidden.dtype), bias.to(hidden.dtype)
         of_hidden: list[Tensor] = []
         of_weight = of_bias = None
         grad = grad.masked_fill(targets == IGNORE, 0.0)  # (n,)
         for rows, wanted, scale in zip(*(each.split(ctx.step) for each in (hidden, targets, grad)), strict=True):
-            if ctx.kept:  # they are used up, so a second backward makes them again
-                of_logits = ctx.kept.pop().exp_()  # (n, V)
+            if kept:
+                of_logits = kept[0].exp()  # (n, V)
             else:
                 of_logits = wide(functional.linear(rows, *cast))  # (c, V)
                 torch.softmax(of_logits, dim=1, out=of_logits)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from xltrain.model.visibility import View
@@ -93,12 +94,14 @@ class _RelativeBias(torch.autograd.Function):
         return bias
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         distance_keys, index, *groups = ctx.saved_tensors  # (G, J, H), (B, N, R - C, K), (G, .., H) each
         rows, heads, total, _ = grad.shape
         width, head_dim = distance_keys.shape[1:]
         of_query = grad.new_empty(rows, total, heads, head_dim)  # (B, R, N, H)
-        of_distance_keys = torch.zeros_like(distance_keys)  # (G, J, H)
+        exact = torch.promote_types(distance_keys.dtype, torch.float32)  # to add up what blocks give
+        of_distance_keys = torch.zeros_like(distance_keys, dtype=exact)  # (G, J, H)
 
         def backward(part: slice, columns: slice, group: Tensor, found: Tensor) -> None:  # found (N, B, r, >= j)
             of_distance = of_distance_keys[:, columns]  # (G, j, H)
@@ -124,7 +127,7 @@ class _RelativeBias(torch.autograd.Function):
             found = grad.new_zeros(heads, rows, total - ctx.num_content, width)  # (N, B, R - C, J)
             found.transpose(0, 1).scatter_add_(3, index, grad[:, :, further])
             backward(further, slice(None), groups[-1], found)
-        return of_query, of_distance_keys, None, None
+        return of_query, of_distance_keys.to(distance_keys.dtype), None, None
 
 
 def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:
@@ -152,7 +155,7 @@ def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int,
 def relative_bias(query: Tensor, distance_keys: Tensor, view: View) -> Tensor:
     """The part of the scores that depends on position, with the mask in it.
 
-    Without gradients the result lies in room that the next layer uses again.
+    Without gradients the result lies in room that the next call for this view uses again.
 
     Args:
         query: (B, R, N, H) = (q + v), scaled.

@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 class Scratch:
-    """Uninitialised tensors that are used again, for what a layer needs only while it computes.
+    """Uninitialised tensors that are used again, for what a layer needs only while it computes; for one thread.
 
     On a CPU large tensors mostly come fresh from the operating system, and to touch them for the first time costs more
-    than to compute what is written there.
+    than to compute what is written there. Other devices keep freed memory themselves: there every tensor is a new one.
     """
 
     def __init__(self) -> None:
@@ -17,6 +17,8 @@ class Scratch:
 
     def of(self, name: str, *shape: int, like: Tensor) -> Tensor:
         """A tensor with the dtype and device of ``like``; what was asked for by this name before is overwritten."""
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
         size = torch.Size(shape).numel()
         room = self._rooms.get(name)
         if room is None or room.numel() < size or not _fits(room, like):
@@ -32,7 +34,8 @@ class Scratch:
 
     def give_back(self, tensor: Tensor) -> None:
         """To be borrowed again; nobody may use it any more."""
-        self._free = tensor
+        if tensor.device.type == "cpu":
+            self._free = tensor
 
 
 def _fits(tensor: Tensor, like: Tensor) -> bool:

@@ -14,7 +14,7 @@ ROUNDED = 64
 
 
 class Room:
-    """How many targets each further bin of an adaptive softmax has at most, which the host knows from the text.
+    """How many targets each further bin of an adaptive softmax has at most, which the host knows from its plan.
 
     An object, not the numbers: for other numbers a compiler would make another graph.
     """
@@ -41,7 +41,7 @@ class Softmax(nn.Module):
         """(..., D) -> (..., V)"""
         return wide(self.logits(hidden)).log_softmax(dim=-1)
 
-    def room(self, tokens: Tensor) -> Room | None:
+    def room(self, targets: Tensor) -> Room | None:
         """None: no bins."""
 
     def forward(self, hidden: Tensor, targets: Tensor, room: Room | None = None) -> Tensor:
@@ -117,15 +117,15 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(within + head[:, shortlist + index - 1, None])
         return torch.cat(parts, dim=-1).view(*hidden.shape[:-1], -1)  # (..., V)
 
-    def room(self, tokens: Tensor) -> Room:
-        """For targets out of these tokens (any shape, on the host), each of which is a target at most once."""
-        return Room([int(((tokens >= first) & (tokens < last)).sum()) for first, last in self.bins[1:]])
+    def room(self, targets: Tensor) -> Room:
+        """For these targets (B, P), on the host."""
+        return Room([int(((targets >= first) & (targets < last)).sum()) for first, last in self.bins[1:]])
 
     def forward(self, hidden: Tensor, targets: Tensor, room: Room | None = None) -> Tensor:
         """As :meth:`Softmax.forward`; losses stay in the order of the targets.
 
-        Without ``room`` the device is asked which rows need which bin, and the host waits for the answer: every row in
-        every bin would be all V logits again, which the bins are there to avoid.
+        Without ``room`` the device is asked which rows need which bin, and the host waits for the answer. (Not to ask,
+        and to send every row through every bin, would be all V logits again, which the bins are there to avoid.)
 
         Raises:
             RuntimeError: if more targets are in a bin than it has room for.
@@ -162,10 +162,9 @@ def _places(inside: Tensor, most: int | None) -> tuple[Tensor, Tensor]:
     if most is None:
         places = inside.nonzero().squeeze(1)  # (n,)
         return places, torch.ones_like(places, dtype=torch.bool)
-    # At least one, so that a bin's weights take part in every step, as processes that sum gradients expect.
-    size = min(len(inside), max(1, -(-most // ROUNDED) * ROUNDED))
+    size = min(len(inside), -(-most // ROUNDED) * ROUNDED)
     count = inside.sum()
-    torch._assert_async(count <= size, "more targets in a bin of the adaptive softmax than the text has")
+    torch._assert_async(count <= size, "more targets in a bin of the adaptive softmax than it has room for")
     slot = torch.where(inside, inside.cumsum(0) - 1, size)  # (B*P,)
     number = torch.arange(len(inside), device=inside.device)  # (B*P,)
     places = number.new_zeros(size + 1).scatter_(0, slot, number)[:size]  # (n,)

@@ -1,6 +1,6 @@
 """A plan says what is predicted from what: the order rule's data for one segment (design.md, section 2)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -49,6 +49,18 @@ class Plan:
     def num_targets(self) -> Tensor:
         """How many targets count; a 0-dim tensor, so that asking costs no synchronisation."""
         return (self.targets != IGNORE).sum()
+
+    def to(self, device: torch.device) -> "Plan":
+        """The same there; from the host to a GPU without waiting for it."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            if device.type == "cuda" and tensor.device.type == "cpu":
+                return tensor.pin_memory().to(device, non_blocking=True)
+            return tensor.to(device)
+
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: moved(tensor) for name, tensor in tensors.items()}
+        return replace(self, **changed)
 
     def model_inputs(self) -> dict[str, Any]:
         """The keyword arguments of the model's ``forward``, but for the memory."""

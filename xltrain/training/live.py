@@ -13,7 +13,6 @@ from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place
 from xltrain.errors import UsageError
 from xltrain.model.memory import Memory
-from xltrain.model.softmax import Room
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.plan import Objective, Plan
@@ -35,7 +34,8 @@ class Run:
     """All live objects of a run in one process, and how far the run has come.
 
     network: what is called for a training step: the model, or a wrapper of it that works with the other processes.
-    objectives: by segment length.
+    objective: of validation, which reads segments of the full length.
+    objectives: of training, by segment length; they plan on the device ``planned_on``.
     memory: of this process's rows.
     new_tokens: that this process has read and ``progress`` does not count yet.
     """
@@ -47,7 +47,9 @@ class Run:
     store: Store
     model: LanguageModel
     network: nn.Module
+    objective: Objective
     objectives: dict[int, Objective]
+    planned_on: torch.device
     updater: Updater
     stream: Stream
     memory: Memory
@@ -90,6 +92,8 @@ class Run:
         stream = build_stream(config, store.split("train"), tokenizer, dealt=dealt, rank=place.rank)
         if config.training.num_workers:
             stream = ReadAhead(stream, depth=config.training.num_workers)
+        # An adaptive softmax has to know what is predicted, and the host should not have to ask the device for it.
+        planned_on = torch.device("cpu") if config.model.adaptive.cutoffs else device
         memory = model.empty_memory(rows=dealt.rows, mem_len=segments.mem_len)
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
@@ -112,10 +116,12 @@ class Run:
             store=store,
             model=model,
             network=network,
+            objective=build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device),
             objectives={
-                length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=device)
+                length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=planned_on)
                 for length in {segments.seq_len, *(length for _, length in config.schedule.seq_len_stages)}
             },
+            planned_on=planned_on,
             updater=updater,
             stream=stream,
             memory=memory,
@@ -123,11 +129,6 @@ class Run:
             validation=_validation(config, store),
             loss_sum=torch.tensor(progress.loss_sum, device=device),
         )
-
-    @property
-    def objective(self) -> Objective:
-        """For segments of the full length, as validation reads them."""
-        return self.objectives[self.config.segments.seq_len]
 
     @property
     def first_row(self) -> int:
@@ -140,17 +141,17 @@ class Run:
         segment, position = self.stream.read(self.progress.position)
         self.new_tokens += int(segment.length.sum())
         pieces = dealt.micro_batches()
-        rooms = [self.room(segment, start, stop) for start, stop in pieces]
-        segment = segment.to(self.place.device)
         first_piece = self.place.rank * dealt.pieces
-        rows = torch.arange(self.first_row, self.first_row + dealt.rows, device=self.place.device)
+        segment = segment.to(self.planned_on)
+        rows = torch.arange(self.first_row, self.first_row + dealt.rows, device=self.planned_on)
+        plans = [self._plan(segment, rows, number, start, stop) for start, stop in pieces]
         stats, memories = train_step(
             self.network,
             self.updater,
-            [self._plan(segment, rows, number, start, stop) for start, stop in pieces],
+            [plan.to(self.place.device) for plan in plans],
             [self.memory.rows(start, stop) for start, stop in pieces],
             seeds=[dropout_seed(self.config.run.seed, number, first_piece + piece) for piece in range(dealt.pieces)],
-            rooms=rooms,
+            rooms=[self.model.softmax.room(plan.targets) for plan in plans],
             total=self.place.total,
         )
         self.memory = Memory.joined(memories)
@@ -166,11 +167,6 @@ class Run:
     def _plan(self, segment: Segment, rows: Tensor, step: int, start: int, stop: int) -> Plan:
         draw = Draw(seed=self.config.run.seed, step=step, rows=rows[start:stop])
         return self.objectives[segment.tokens.shape[1]].plan(segment.rows(start, stop), draw)
-
-    def room(self, segment: Segment, start: int, stop: int) -> Room | None:
-        """What the softmax needs to know, of some rows of a segment that is still on the host."""
-        targets = torch.cat([segment.tokens, segment.next_token[:, None]], dim=1)  # (B, T + 1) at most
-        return self.model.softmax.room(targets[start:stop])
 
     def spend(self, training: float, all_in_all: float) -> None:
         """Count seconds of the wall clock."""
