@@ -61,7 +61,12 @@ def _pretrain(config: Config, peers: Peers, start: "Start") -> Path:
         run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
         if start.checkpoint is not None:
             _forget_best(run, start.checkpoint.config())
-        if run.progress.step >= config.training.max_steps and not run.progress.validation_owed:
+        if run.progress.step > config.training.max_steps:
+            console.say(
+                f"nothing to do: step {run.progress.step:,} is beyond training.max_steps {config.training.max_steps:,}"
+            )
+            return Path(config.run.folder)
+        if run.progress.step == config.training.max_steps and not run.progress.validation_owed:
             console.say(f"nothing to do: step {run.progress.step:,} of {config.training.max_steps:,} is done")
             return Path(config.run.folder)
         folder = Path(peers.from_first("files", lambda: _ready(run, start)))
