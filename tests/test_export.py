@@ -163,6 +163,8 @@ def test_a_source_without_a_checkpoint_is_refused(cli: Callable[..., Any], tmp_p
     assert done.status == 2
     assert str(tmp_path / "nowhere") in done.err
     assert names(tmp_path) == []
+    (tmp_path / "used").write_text("")  # a wrong source comes before what is wrong with the other folder
+    assert f"{tmp_path / 'nowhere'}: no such run" in cli("export-checkpoint", tmp_path / "nowhere", tmp_path).err
 
 
 def test_a_folder_in_use_is_replaced_only_on_request(cli: Callable[..., Any], trained: Path, tmp_path: Path):

@@ -62,6 +62,7 @@ def export(
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", licence, re.ASCII):
         raise UsageError(f"--license: {licence!r} is not allowed; give an identifier as hubs spell it, like apache-2.0")
     chosen = FORMATS[format_name]
+    checkpoint = find_checkpoint(source)
     check_output(
         output,
         overwrite=overwrite,
@@ -71,7 +72,6 @@ def export(
         recognised=_is_export(output),
     )
     verify = _may_verify(verify, needs_transformers=chosen.needs_transformers)
-    checkpoint = find_checkpoint(source)
     config, vocabulary = checkpoint.config(), checkpoint.tokenizer()
     _refuse(chosen, format_name, checkpoint, config)
     if format_name == "huggingface" and config.model.attention_dropout != config.model.dropout:
