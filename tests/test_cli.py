@@ -344,7 +344,10 @@ def test_a_full_disk_is_one_line_and_status_one(
 
     monkeypatch.setattr("xltrain.data.building.write_shards", full)
     outcome = cli("prepare", corpora.config_file(tmp_path, corpus.train))
-    assert outcome.sentence(status=1) == "No space left on device"
+    assert outcome.sentence(status=1) == (
+        f"corpus.cache_dir: the token store could not be written to {tmp_path / 'cache'}: No space left on device; "
+        "make room there, or choose another folder"
+    )
     assert list((tmp_path / "cache").iterdir()) == []
 
 

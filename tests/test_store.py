@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from xltrain.data.locks import locked
 from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
-from xltrain.errors import UsageError
+from xltrain.errors import UsageError, XltrainError
 
 
 def text(path: Path, content: str) -> Path:
@@ -317,7 +318,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("xltrain.data.building.write_shards", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(XltrainError, match=re.escape(f"written to {tmp_path / 'cache'}: No space left on device; ")):
         prepare(config)
     assert list((tmp_path / "cache").iterdir()) == []
 

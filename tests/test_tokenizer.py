@@ -285,8 +285,8 @@ def test_a_text_that_spells_unk_is_told_why_its_brackets_are_lost_once(
     said = capsys.readouterr().err
     assert "; the text spells <unk>, from which sentencepiece learns nothing: to keep < and >, add them" in said
     assert "WARNING: corpus.train: " in said
-    built(train, tmp_path, vocab_size=200)
-    assert "WARNING" not in capsys.readouterr().err  # the store is as it was
+    assert built(train, tmp_path, vocab_size=200).reused
+    assert capsys.readouterr().err.count("WARNING: corpus.train: ") == 1  # whoever trains on it may not have made it
     model = store.folder / "spiece.model"
     built(train, tmp_path, path=str(model), vocab_size=None)
     assert f"are <unk>: it has characters that the vocabulary of {model} lacks\n" in capsys.readouterr().err
@@ -398,6 +398,20 @@ def test_a_character_vocabulary_may_be_smaller_than_the_text_but_not_larger():
         train_characters(lines, vocab_size=13)
     with pytest.raises(UsageError, match="leaves no room for characters"):
         train_characters(lines, vocab_size=9)
+
+
+def test_a_character_vocabulary_too_small_for_its_text_is_told_by_its_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    train = written(tmp_path / "train.txt", ["abcdef" * 20] * 20)
+    valid = written(tmp_path / "valid.txt", ["xyz" * 20] * 20)
+    built(train, tmp_path, valid=valid, kind="char", vocab_size=11)
+    said = capsys.readouterr().err
+    for name in ("train", "validation"):
+        assert f"corpus.{name}: " in said
+    assert said.count("are <unk>: tokenizer.vocab_size, 11, leaves out its rarest characters; raise it, or") == 2
+    built(train, tmp_path, valid=valid, kind="char", vocab_size=None)
+    assert "are <unk>: it has characters that the training text lacks" in capsys.readouterr().err
 
 
 def test_a_character_vocabulary_is_found_again_by_its_file(tmp_path: Path):

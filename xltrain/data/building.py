@@ -1,6 +1,7 @@
 """A token store that is being built, by one process or by several machines, and gone on with after an interruption."""
 
 import contextlib
+import errno
 import json
 import secrets
 import shutil
@@ -17,6 +18,7 @@ from xltrain.data.shards import Form, Shard, assemble, is_finished
 from xltrain.data.store import FORMAT, boundaries, split_counts, storage_type
 from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.data.workers import WorkerDied, write_shards
+from xltrain.errors import XltrainError
 
 TRAINING = "training.json"
 """File beside a new tokenizer with what it was trained on."""
@@ -50,7 +52,11 @@ class Building:
 
         A signal, or the end of a worker, leaves finished shards.
         """
-        with self._left_clean(), locked(self.folder / "lock", waiting=_say_waiting):
+        with (
+            full_disk_told(self.folder.parent),
+            self._left_clean(),
+            locked(self.folder / "lock", waiting=_say_waiting),
+        ):
             try:
                 yield
             except BaseException as error:
@@ -65,6 +71,7 @@ class Building:
     def together(self, part: int, parts: int) -> Iterator[None]:
         """Work beside the other parts. What fails, or is stopped, leaves finished shards."""
         with (
+            full_disk_told(self.folder.parent),
             self._left_clean(),
             locked(self.folder / "lock", shared=True, waiting=_say_waiting),
             locked(self.folder / f"lock-{part}-of-{parts}", waiting=_say_waiting),
@@ -153,7 +160,7 @@ class Building:
             line_ends[name] = found.line_ends
             dropped[name] = found.counts.dropped()
             if name == "train":
-                found.unigram.tofile(new / "unigram")
+                (new / "unigram").write_bytes(found.unigram.tobytes())
         for name, data in tokenizer.files().items():
             (new / name).write_bytes(data)
         manifest = {
@@ -192,6 +199,20 @@ class Building:
 
     def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def full_disk_told(cache: Path) -> Iterator[None]:
+    """Raise, where the disk under corpus.cache_dir is full, an :class:`XltrainError` that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise XltrainError(
+            f"corpus.cache_dir: the token store could not be written to {cache}: {error.strerror}; make room there, or "
+            "choose another folder"
+        ) from error
 
 
 def _say_waiting() -> None:

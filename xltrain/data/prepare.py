@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
-from xltrain.data.building import Building
+from xltrain.data.building import Building, full_disk_told
 from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
@@ -23,7 +23,7 @@ from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, FileSource, SampledSource, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
-from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store
+from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store, warn_of_unknown
 from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError, XltrainError
 
@@ -157,7 +157,9 @@ def _existing(config: Config, marks: dict[str, str]) -> Prepared | None:
     if not (folder / "manifest.json").is_file():
         return None
     console.say(f"reusing the token store {folder}")
-    return Prepared(_checked(Store.open(folder)), reused=True)
+    store = _checked(Store.open(folder))
+    warn_of_unknown(store, given=config.tokenizer.path)
+    return Prepared(store, reused=True)
 
 
 def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str, str]) -> Building:
@@ -246,7 +248,7 @@ def _with_standard_input(config: Config, standard_input: BinaryIO) -> Config:
     root = _cache(config)
     building = root / f"building-{secrets.token_hex(8)}"
     try:
-        with locked(building / "lock"):
+        with full_disk_told(root), locked(building / "lock"):
             copy = building / "standard-input"
             with copy.open("wb") as file:
                 shutil.copyfileobj(standard_input, file, 1 << 20)

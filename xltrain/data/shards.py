@@ -101,12 +101,12 @@ def write_shard(shard: Shard, folder: Path, tokenizer: Tokenizer, form: Form) ->
                     if kind in places:
                         places[kind].frombytes((found + total).tobytes())
                 total += len(encoded.ids)
-                encoded.ids.astype(storage_type(tokenizer.vocab_size)).tofile(file)
+                file.write(encoded.ids.astype(storage_type(tokenizer.vocab_size)).tobytes())
                 yield counts.bytes - told
                 told = counts.bytes
         for kind, numbers in places.items():
             new[kind].write_bytes(numbers.tobytes())
-        unigram.tofile(new["unigram"])
+        new["unigram"].write_bytes(unigram.tobytes())
         facts = {"counts": asdict(counts), "tokens": total} | {kind: len(found) for kind, found in places.items()}
         new["json"].write_text(json.dumps(facts), encoding="utf-8")
         for kind in kinds:
@@ -163,7 +163,8 @@ def assemble(shards: Sequence[Shard], folder: Path, target: Path, tokenizer: Tok
         for kind, file in files.items():
             file.truncate(done[kind] * (width if kind == "tokens" else 8))
     ends = target / f"{shards[0].split}.ends"
-    block_bounds(np.memmap(ends, dtype=np.int64, mode="r")).tofile(ends.with_suffix(".blocks"))
+    blocks = block_bounds(np.memmap(ends, dtype=np.int64, mode="r"))
+    ends.with_suffix(".blocks").write_bytes(blocks.tobytes())
     return Assembled(counts, unigram, done.get("lines", 0))
 
 

@@ -43,7 +43,7 @@ def warn_of_copies(sources: Sequence[Source], marks: Sequence[Any]) -> None:
 def warn_of_store(store: Store, *, given: str | None) -> None:
     """Say what is doubtful in a new store; ``given``: the file that its tokenizer is from, if it is given."""
     _warn_of_joined_lines(store)
-    _warn_of_unknown(store, given=given)
+    warn_of_unknown(store, given=given)
     _warn_of_long_words(store)
 
 
@@ -59,8 +59,8 @@ def _warn_of_joined_lines(store: Store) -> None:
             )
 
 
-def _warn_of_unknown(store: Store, *, given: str | None) -> None:
-    """Say where a new store's tokenizer does not know the text; ``given``: the file that it is from, if it is given."""
+def warn_of_unknown(store: Store, *, given: str | None) -> None:
+    """Say where a store's tokenizer does not know the text; ``given``: the file that it is from, if it is given."""
     kind = store.manifest["tokenizer"]["kind"]
     for name, counts in store.manifest["splits"].items():
         rate = counts["unknown"] / max(1, counts["tokens"])
@@ -72,11 +72,14 @@ def _warn_of_unknown(store: Store, *, given: str | None) -> None:
             why = "rare words, or <unk> in the text itself"
         elif given is not None:
             why = f"it has characters that the vocabulary of {given} lacks"
-        elif kind == "sentencepiece" and training["unknown"] > MANY_UNKNOWN * training["tokens"]:
+        elif training["unknown"] > MANY_UNKNOWN * training["tokens"]:  # in the text that the vocabulary was made from
             why = (
                 "raise tokenizer.character_coverage if it is below 1; if the text spells <unk> itself, add < and > to "
                 "tokenizer.user_defined_symbols"
             )
+            if kind == "char":
+                size = f"tokenizer.vocab_size, {store.vocab_size:,},"
+                why = f"{size} leaves out its rarest characters; raise it, or leave it out"
         console.warn(f"corpus.{name}: {rate:.1%} of the tokens are <unk>: {why}")
 
 
