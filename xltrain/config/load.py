@@ -302,8 +302,15 @@ def _one_line(error: Exception) -> str:
             problem += f" ({error.context} that begins in line {error.context_mark.line + 1})"
         if "'\\t'" in problem:
             problem += "; indent with spaces, not with tabs"
+        if "alias" in problem or "flow sequence" in problem or _after_bracket(mark):
+            problem += "; put patterns that begin with * or hold [ ] into quotes"
         return problem
     return " ".join(str(error).replace('"<unicode string>", ', "").split())
+
+
+def _after_bracket(mark: yaml.Mark) -> bool:
+    """Whether what is wrong stands directly behind a ], as in ``[ab].txt``, which begins like a list."""
+    return mark.buffer is not None and mark.pointer > 0 and mark.buffer[mark.pointer - 1] == "]"
 
 
 def _report(path: Path, problems: Sequence[Problem]) -> str:
