@@ -86,6 +86,10 @@ def test_many_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
         '"text"\n"text"\n',
         '[{"name": "an array of other things"}]\n',
         '[1, "text"]\n',
+        ">a quotation\nof two words\n",
+        ">one\n>two\n",
+        "MKV\n>one\nMKV\n",
+        ">one\n",
     ],
 )
 def test_other_text_and_code_is_not_taken_for_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str):
@@ -105,6 +109,18 @@ def test_an_array_of_records_is_told_with_what_reads_it(tmp_path: Path, capsys: 
         assert said(capsys, [str(path)], text_field="title") == ""
     write(path, array)
     assert documents([{"dataset": "json", "data_files": str(path), "split": "train"}]) == ["text 0", "text 1", "text 2"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_sequences_with_headers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str):
+    path = write(tmp_path / "p.fasta", end.join([">sp|P1 a protein", "MKVLA" * 12, "GG*", ">sp|P2", "M" * 6000, ""]))
+    assert said(capsys, [str(path)]) == (
+        f"WARNING: corpus.train: {path} seems to be FASTA, but is read as plain text, headers (>) and line breaks too; "
+        "write one sequence per line and no headers, as the recipe of docs/data.md, 'Sequences that are no prose', "
+        "does; if plain text is meant, say so by format: text\n"
+    )
+    assert said(capsys, [{"files": str(path), "format": "text"}]) == ""
+    assert "## Sequences that are no prose" in (Path(__file__).parents[1] / "docs/data.md").read_text()
 
 
 def test_eval_ppl_says_it_of_its_own_files(

@@ -5,6 +5,7 @@ that reads text, from the vocabulary to perplexity, reads it through sources.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +185,7 @@ def _files(files: Sequence[AnyFile], entry: SourceConfig, corpus: CorpusConfig, 
     found: list[Source] = []
     records: dict[AnyFile, list[str]] = {}
     arrays: list[AnyFile] = []
+    sequences: list[AnyFile] = []
     with named_by(key):
         for file in files:
             head = beginning(file)
@@ -191,12 +193,33 @@ def _files(files: Sequence[AnyFile], entry: SourceConfig, corpus: CorpusConfig, 
             if entry.format is None and source.format == "text":
                 records[file] = fields_of_text(file, head, wanted=source.field)
                 arrays += [file] if begins_array(head, wanted=source.field) else []
+                sequences += [file] if _begins_fasta(head) else []
             found.append(source)
     if arrays:
         _warn_of_array(arrays[0], key=key)
+    if sequences:
+        _warn_of_fasta(sequences, entry, key=key)
     if suspected := [file for file, fields in records.items() if fields]:
         _warn_of_records(suspected, records[suspected[0]], entry, corpus, key=key)
     return found
+
+
+def _begins_fasta(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` seems to hold sequences of letters, with a header above each."""
+    lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line]
+    letters = [re.fullmatch(rb"[A-Za-z*-]+", line) is not None for line in lines]
+    begins = bool(lines) and lines[0].startswith(b">") and any(letters)
+    return begins and all(line.startswith(b">") or found for line, found in zip(lines, letters, strict=True))
+
+
+def _warn_of_fasta(files: Sequence[AnyFile], entry: SourceConfig, *, key: str) -> None:
+    others = f" (and {len(files) - 1:,} more of {', '.join(entry.files)})" if len(files) > 1 else ""
+    meant = "; if plain text is meant, say so by format: text" if key.startswith("corpus.") else ""
+    console.warn(
+        f"{key}: {files[0]}{others} seems to be FASTA, but is read as plain text, headers (>) and line breaks too; "
+        "write one sequence per line and no headers, as the recipe of docs/data.md, 'Sequences that are no prose', does"
+        f"{meant}"
+    )
 
 
 def _warn_of_array(file: AnyFile, *, key: str) -> None:
