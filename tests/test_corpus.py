@@ -103,7 +103,11 @@ def test_a_byte_order_mark_is_no_text_in_any_file(corpus: corpora.Corpus, tmp_pa
         (b"abc\0\0\0d\0\0\0\0e" * 99, "not text, 693 of its first 1,188 bytes are NUL; it is damaged"),
         ("words and words\n".encode("utf-16"), "not UTF-8, it looks like UTF-16"),
         ("语料库的文字\n".encode("gb18030"), "not UTF-8 text (byte 0 is 0xd3)"),
-        ("caf\u00e9\n".encode("latin-1"), "; convert it with iconv -f LATIN1 -t UTF-8, with its own encoding in place"),
+        (
+            "caf\u00e9\n".encode("latin-1"),
+            "; convert it with iconv -f ENCODING -t UTF-8, ENCODING being the one that it is in",
+        ),
+        ("语料库的文字\n".encode("gbk"), "ENCODING being the one that it is in (GB18030, if it is Chinese)"),
         ("words and words\n".encode("utf-16"), "convert it with iconv -f UTF-16 -t UTF-8"),
         ("words and words\n".encode("utf-32"), "convert it with iconv -f UTF-32 -t UTF-8"),
         (gzip.compress(b"words\n" * 99)[:-9], "a gzip file that is damaged or cut short"),

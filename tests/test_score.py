@@ -382,10 +382,10 @@ def test_other_faults_of_score(finished: Any, cli: Cli, tmp_path: Path):
     source.write_bytes(b"good\nb\xe4d\n")
     said = cli("score", run, source).sentence()
     assert said.startswith(f"{source}, line 2: not UTF-8 text (byte 2 of the line is")
-    assert "iconv -f LATIN1 -t UTF-8" in said
-    assert "iconv -f LATIN1 -t UTF-8" in cli("generate", run, "--file", source).sentence()
+    assert "iconv -f ENCODING -t UTF-8" in said
+    assert "iconv -f ENCODING -t UTF-8" in cli("generate", run, "--file", source).sentence()
     said = cli("eval-ppl", run, "--data", source).sentence()
-    assert said.startswith(f"--data: {source}: not UTF-8 text (byte 6 is 0xe4); convert it with iconv -f LATIN1")
+    assert said.startswith(f"--data: {source}: not UTF-8 text (byte 6 is 0xe4); convert it with iconv -f ENCODING")
     assert cli("score", run, source, "--format", "csv").sentence().startswith("--format: 'csv' is not allowed")
 
 

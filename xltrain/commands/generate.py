@@ -126,8 +126,9 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
     except UnicodeEncodeError:  # bytes of an argument that are no characters, as Python keeps them
         raise UsageError("the prompt is not UTF-8 text; write it in a UTF-8 terminal, or into a --file") from None
     except UnicodeDecodeError as error:
-        from xltrain.data.files import CONVERT
+        from xltrain.data.files import way_to_convert
 
-        raise UsageError(f"{file or 'standard input'}: not UTF-8 text (byte {error.start}); {CONVERT}") from None
+        found = f"{file or 'standard input'}: not UTF-8 text (byte {error.start})"
+        raise UsageError(f"{found}; {way_to_convert(error)}") from None
     found = text.split("\n") if lines else [text]
     return [line.removesuffix("\r") for line in found]

@@ -17,7 +17,17 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from xltrain.data.files import CONVERT, HEAD, AnyFile, FaultyFile, check_text, file_size, is_packed, open_raw, reading
+from xltrain.data.files import (
+    HEAD,
+    AnyFile,
+    FaultyFile,
+    check_text,
+    file_size,
+    is_packed,
+    open_raw,
+    reading,
+    way_to_convert,
+)
 from xltrain.errors import UsageError
 
 BLOCK = 1 << 20
@@ -221,7 +231,7 @@ def decoded(block: bytes, *, name: str, place: int) -> str:
         return block.decode("utf-8")
     except UnicodeDecodeError as error:
         found = f"byte {place + error.start} is 0x{block[error.start]:02x}"
-        raise FaultyFile(f"{name}: not UTF-8 text ({found}); {CONVERT}") from None
+        raise FaultyFile(f"{name}: not UTF-8 text ({found}); {way_to_convert(error)}") from None
 
 
 def clean_lines(text: str, counts: Counts | None, *, num_bytes: int) -> list[str]:

@@ -6,9 +6,10 @@ import gzip
 import hashlib
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -53,9 +54,6 @@ class RemoteFile:
 
 
 AnyFile = Path | RemoteFile
-
-CONVERT = "convert it with iconv -f LATIN1 -t UTF-8, with its own encoding in place of LATIN1"
-"""What to do with text whose encoding is not known, and is not UTF-8."""
 
 
 class FaultyFile(UsageError):
@@ -213,6 +211,18 @@ def check_text(file: AnyFile, head: bytes) -> None:
             f"{file}: not text, {head.count(0):,} of its first {len(head):,} bytes are NUL; it is damaged, or of "
             "another format"
         )
+
+
+def way_to_convert(error: UnicodeDecodeError) -> str:
+    """What to do with text that is not UTF-8, as ``error`` found."""
+    sample = error.object
+    likely = ""
+    pairs = re.findall(rb"[\xa1-\xf7][\xa1-\xfe]", sample)
+    if len(pairs) * 2 >= 0.9 * len(re.findall(rb"[\x80-\xff]", sample)):  # as in GB 2312, which nearly all of it is
+        with suppress(UnicodeDecodeError):
+            sample.decode("gb18030")
+            likely = " (GB18030, if it is Chinese)"
+    return f"convert it with iconv -f ENCODING -t UTF-8, ENCODING being the one that it is in{likely}"
 
 
 def _wide_encoding(head: bytes) -> str | None:

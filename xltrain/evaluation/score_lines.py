@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from xltrain import console
-from xltrain.data.files import CONVERT
+from xltrain.data.files import way_to_convert
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.data.warnings import MANY_UNKNOWN
 from xltrain.errors import UsageError
@@ -104,7 +104,7 @@ def read_items(lines: Iterable[bytes], *, name: str, form: str) -> Iterator[Item
             line = raw.decode("utf-8").rstrip("\n")
         except UnicodeDecodeError as error:
             found = f"byte {error.start + 1} of the line is 0x{raw[error.start]:02x}"
-            raise UsageError(f"{where}, line {number:,}: not UTF-8 text ({found}); {CONVERT}") from None
+            raise UsageError(f"{where}, line {number:,}: not UTF-8 text ({found}); {way_to_convert(error)}") from None
         if number == 1:
             line = line.removeprefix("\ufeff")
             if form == "auto":
