@@ -128,7 +128,7 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
     except UnicodeDecodeError as error:
         from xltrain.data.files import way_to_convert
 
-        found = f"{file or 'standard input'}: not UTF-8 text (byte {error.start})"
-        raise UsageError(f"{found}; {way_to_convert(error)}") from None
+        place = f"{file or 'standard input'}: not UTF-8 text (byte {error.start})"
+        raise UsageError(f"{place}; {way_to_convert(error)}") from None
     found = text.split("\n") if lines else [text]
     return [line.removesuffix("\r") for line in found]
