@@ -158,6 +158,16 @@ def test_a_validation_that_is_done_again_leaves_its_checkpoint_the_best(text: Pa
     assert (at.step, at.best_step, at.validation_owed) == (15, 15, False)
 
 
+def test_a_run_beyond_its_last_step_does_no_validation_that_it_owes(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_in_validation(config_of(text, tmp_path, steps=40, evaluation__every=3))
+    pretrain(config_of(text, tmp_path, steps=2, evaluation__every=3), resume=True)
+    assert "nothing to do: step 3 is beyond training.max_steps 2\n" in capsys.readouterr().err
+    assert find_checkpoint(tmp_path).progress().validation_owed
+    assert [line for line in everything(tmp_path) if "validation_loss" in line] == []
+
+
 def test_a_last_validation_that_is_done_again_is_done_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
