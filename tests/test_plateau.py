@@ -22,16 +22,20 @@ def test_the_entropy_of_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "validation", "unigram", "training", "warned"),
+    ("objective", "step", "validation", "unigram", "training", "warned"),
     [
-        (20, 1.25, 1.21, 1.20, True),
-        (20, 1.25, 1.21, None, True),  # nothing was logged yet
-        (19, 1.25, 1.21, 1.20, False),  # still within twice the warm-up
-        (20, 1.05, 1.21, 1.20, False),  # better than frequencies
-        (20, 7.58, 7.50, 0.90, False),  # another kind of text, while training goes on
+        ("causal", 20, 1.25, 1.21, 1.20, True),
+        ("causal", 20, 1.25, 1.21, None, True),  # nothing was logged yet
+        ("causal", 19, 1.25, 1.21, 1.20, False),  # still within twice the warm-up
+        ("causal", 20, 1.05, 1.21, 1.20, False),  # better than frequencies
+        ("causal", 20, 7.58, 7.50, 0.90, False),  # another kind of text, while training goes on
+        ("masked", 20, 1.05, 1.21, 1.05, True),  # a tenth of the targets is there to be copied
+        ("masked", 20, 0.95, 1.21, 1.05, False),
+        ("masked", 20, 1.05, 1.21, 0.95, False),
     ],
 )
 def test_who_is_warned(
+    objective: str,
     step: int,
     validation: float,
     unigram: float,
@@ -41,7 +45,7 @@ def test_who_is_warned(
 ) -> None:
     run = SimpleNamespace(
         progress=Progress(step=step, last_loss=training),
-        config=SimpleNamespace(schedule=SimpleNamespace(warmup_steps=10)),
+        config=SimpleNamespace(schedule=SimpleNamespace(warmup_steps=10), objective=SimpleNamespace(name=objective)),
         store=SimpleNamespace(unigram=lambda: COUNTS),
     )
     result = Result(nll=validation, targets=1, seconds=1.0, tokens=1, unigram_nll=unigram)

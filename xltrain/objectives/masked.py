@@ -13,8 +13,8 @@ from xltrain.objectives.targets import PURPOSES, SpanUnit, TargetRule, mark
 
 _KIND, _RANDOM = PURPOSES, PURPOSES + 1  # purposes of the random numbers, after those of the choice
 
-MASKED, RANDOM = 0.8, 0.1
-"""Share of the targets that become <mask>, and that become a random token; the rest stays (Devlin et al. 2018, 3.1)."""
+MASKED, RANDOM, AS_IT_IS = 0.8, 0.1, 0.1
+"""Share of the targets that become <mask>, become a random token, and stay (Devlin et al. 2018, 3.1)."""
 
 
 @dataclass(frozen=True)

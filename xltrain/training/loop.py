@@ -18,6 +18,7 @@ from xltrain.data.store import Store
 from xltrain.distributed import Agreement, Peers, choose_device, disconnect, join, lost_peers
 from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
 from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, has_targets, unigram_entropy
+from xltrain.objectives.masked import AS_IT_IS
 from xltrain.training.bins import unsorted_ids
 from xltrain.training.build import autocast, count_parameters
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
@@ -335,8 +336,11 @@ def _look_for_plateau(run: Run, result: Result) -> None:
     past_warmup = step >= 2 * run.config.schedule.warmup_steps
     # A validation text unlike the training text can cost as much while training goes well.
     last = run.progress.last_loss
-    learning = last is not None and last < unigram_entropy(run.store.unigram()) - PLATEAU_NATS
-    stuck = past_warmup and not learning and abs(result.loss - result.unigram_loss) < PLATEAU_NATS
+    # Of a masked model's targets some are left as they are, and to copy them is no use of context.
+    share = 1.0 - AS_IT_IS if run.config.objective.name == "masked" else 1.0
+    learning = last is not None and last < share * unigram_entropy(run.store.unigram()) - PLATEAU_NATS
+    low, high = share * result.unigram_loss - PLATEAU_NATS, result.unigram_loss + PLATEAU_NATS
+    stuck = past_warmup and not learning and low < result.loss < high
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
     if run.progress.stuck >= 2:
         console.warn(
