@@ -41,11 +41,9 @@ class Stopwatch:
         self.began = 0.0
         self.step = Run.step
         segment, _ = bare.stream.read(bare.progress.position)
-        self.segment = segment.to(bare.place.device)
-        self.plan = bare._plan(
-            self.segment, torch.arange(bare.deal.rows, device=bare.place.device), 1, 0, bare.deal.rows
-        )
-        self.room = bare.model.softmax.room(self.plan.targets)
+        rows = torch.arange(bare.deal.rows, device=bare.planned_on)
+        plan = bare._plan(segment.to(bare.planned_on), rows, 1, 0, bare.deal.rows)
+        self.room, self.plan = bare.model.softmax.room(plan.targets), plan.to(bare.place.device)
 
     def bare_step(self) -> None:
         _, (self.bare.memory,) = train_step(

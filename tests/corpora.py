@@ -114,3 +114,20 @@ def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | No
     for path in paths:
         for piece in cut_file(path, separator=separator):
             yield from piece.documents(counts)
+
+
+def config_of_pairs(folder: Path) -> tuple[Path, list[str]]:
+    """A configuration file for a seq2seq model of two-column text in ``folder``/pairs.tsv, and that text's lines."""
+    words = vocabulary()[:80]
+    lines = [f"{one} {other}\t{other} {one}\n" for one, other in zip(words[::2], words[1::2], strict=True)]
+    (folder / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
+    config = config_file(
+        folder,
+        folder / "pairs.tsv",
+        corpus={"document_separator": "two_columns"},
+        tokenizer={"kind": "char", "vocab_size": None},
+        objective={"name": "seq2seq"},
+        segments={"seq_len": 64, "mem_len": 0, "cross_documents": False},
+        model={"segment_embeddings": True, "init": {"std": 0.3}},
+    )
+    return config, lines

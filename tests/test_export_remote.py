@@ -396,18 +396,7 @@ def test_the_card_says_what_the_model_is(exported: Path, causal: Path):
 
 
 def test_sources_and_targets_are_parts_where_training_had_them_so(cli: Callable[..., Any], tmp_path: Path):
-    pairs = corpora.vocabulary()[:80]
-    lines = [f"{one} {other}\t{other} {one}\n" for one, other in zip(pairs[::2], pairs[1::2], strict=True)]
-    (tmp_path / "pairs.tsv").write_text("".join(lines), encoding="utf-8")
-    config = corpora.config_file(
-        tmp_path,
-        tmp_path / "pairs.tsv",
-        corpus={"document_separator": "two_columns"},
-        tokenizer={"kind": "char", "vocab_size": None},
-        objective={"name": "seq2seq"},
-        segments={"seq_len": 64, "mem_len": 0, "cross_documents": False},
-        model={"segment_embeddings": True, "init": {"std": 0.3}},
-    )
+    config, lines = corpora.config_of_pairs(tmp_path)
     assert cli("pretrain", config).status == 0
     done = cli("export-checkpoint", tmp_path / "run", tmp_path / "out", "--format", "remote-code", "--json")
     assert json.loads(done.out)["max_logit_difference"] < 1e-5

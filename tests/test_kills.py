@@ -173,15 +173,19 @@ def test_a_checkpoint_whose_replacement_was_killed_comes_back(finished: tuple[Pa
     assert damage(folder) is None
 
 
-def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {3: 4.0, 6: 3.0, 9: 3.5, 12: 3.1, 14: 3.2}
+def let_validation_find(patch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
+    """The loss of every step that validates, whatever the model says."""
     original = loop._together
 
     def measured(mine: Any, run: Any) -> Any:
         result = original(mine, run)
-        return replace(result, nll=found[run.progress.step] * result.targets)
+        return replace(result, nll=losses[run.progress.step] * result.targets)
 
-    monkeypatch.setattr(loop, "_together", measured)
+    patch.setattr(loop, "_together", measured)
+
+
+def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_validation_find(monkeypatch, {3: 4.0, 6: 3.0, 9: 3.5, 12: 3.1, 14: 3.2})
     changes = {"training__max_steps": 14, "evaluation__every": 3, "checkpoint__every": 4, "checkpoint__keep": 1}
     config, run, only = config_file(tmp_path, **changes), tmp_path / "run", tmp_path / "only"
     assert run_command("pretrain", config, "--set", f"run.output_dir={run}").status == 0
@@ -201,14 +205,7 @@ def test_the_best_checkpoint_stays_whatever_rotates(tmp_path: Path, monkeypatch:
 def test_the_best_loss_of_another_validation_text_is_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {3: 3.0, 6: 2.0, 9: 4.0, 12: 3.5, 15: 3.7}
-    original = loop._together
-
-    def measured(mine: Any, run: Any) -> Any:
-        result = original(mine, run)
-        return replace(result, nll=found[run.progress.step] * result.targets)
-
-    monkeypatch.setattr(loop, "_together", measured)
+    let_validation_find(monkeypatch, {3: 3.0, 6: 2.0, 9: 4.0, 12: 3.5, 15: 3.7})
     changes = {"training__max_steps": 6, "evaluation__every": 3, "checkpoint__every": 3, "checkpoint__keep": 1}
     config, run = config_file(tmp_path, **changes), tmp_path / "run"
     options = ["pretrain", config, "--set", f"run.output_dir={run}"]

@@ -78,7 +78,7 @@ def test_an_adaptive_softmax_is_told_how_many_targets_its_bins_have(text: Path, 
     assert seen.found == ["_local_scalar_dense"]
 
 
-def test_a_plan_is_the_same_wherever_it_is_made_and_moves_whole(text: Path, tmp_path: Path) -> None:
+def test_a_plan_moves_whole(text: Path, tmp_path: Path) -> None:
     run = run_of(text, tmp_path, "cpu", objective__name="permutation", model__adaptive=ADAPTIVE)
     segment, _ = run.stream.read(run.progress.position)
     plan = run._plan(segment, torch.arange(run.deal.rows), 1, 0, run.deal.rows)

@@ -46,12 +46,11 @@ def test_who_is_warned(
     run = SimpleNamespace(
         progress=Progress(step=step, last_loss=training),
         config=SimpleNamespace(schedule=SimpleNamespace(warmup_steps=10), objective=SimpleNamespace(name=objective)),
-        store=SimpleNamespace(unigram=lambda: COUNTS),
     )
     result = Result(nll=validation, targets=1, seconds=1.0, tokens=1, unigram_nll=unigram)
-    _look_for_plateau(run, result)  # type: ignore[arg-type]
+    _look_for_plateau(run, result, training_entropy=unigram_entropy(COUNTS))  # type: ignore[arg-type]
     assert capsys.readouterr().err == ""  # once may be chance
-    _look_for_plateau(run, result)  # type: ignore[arg-type]
+    _look_for_plateau(run, result, training_entropy=unigram_entropy(COUNTS))  # type: ignore[arg-type]
     assert ("the model ignores its context" in capsys.readouterr().err) == warned
 
 

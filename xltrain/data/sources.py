@@ -269,10 +269,19 @@ def _file(file: AnyFile, head: bytes, entry: SourceConfig, corpus: CorpusConfig)
 def _format_of(file: AnyFile, head: bytes) -> str:
     if head.startswith(b"PAR1"):
         return "parquet"
-    name = file.name.lower()
+    return "jsonl" if _unpacked_name(file.name).endswith(_JSON_SUFFIXES) else "text"
+
+
+def named_as_records(name: str) -> bool:
+    """Whether a file, or all that a pattern matches, is of records by its name; Parquet by any other is too."""
+    return _unpacked_name(name).endswith((*_JSON_SUFFIXES, ".parquet"))
+
+
+def _unpacked_name(name: str) -> str:
+    name = name.lower()
     for suffix in _PACKED_SUFFIXES:
         name = name.removesuffix(suffix)
-    return "jsonl" if name.endswith(_JSON_SUFFIXES) else "text"
+    return name
 
 
 def _dataset(entry: SourceConfig, corpus: CorpusConfig, *, key: str, split: str) -> Source:

@@ -45,13 +45,18 @@ class Segment:
         return self._each(lambda tensor: tensor[start:stop])
 
     def to(self, device: torch.device) -> "Segment":
-        if device.type == "cuda":
-            return self._each(lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-        return self._each(lambda tensor: tensor.to(device))
+        return self._each(lambda tensor: moved(tensor, device))
 
     def _each(self, change: Any) -> "Segment":
         given = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return replace(self, **{name: change(value) for name, value in given.items() if value is not None})
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same there; from the host to a GPU without waiting for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True)

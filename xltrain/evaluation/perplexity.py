@@ -165,9 +165,7 @@ def evaluate(
             starts, read = _starts(split, protocol, segment, number), _num_scored(segment, scored)
             segment, scored = segment.to(device), scored.to(device)
             rows = segment.tokens.shape[0]
-            # What is drawn depends on the place in the text; a document's own places are those of every other one too.
-            drawn_for = (starts if protocol.mode == "document" else number).to(device)
-            plan = objective.plan(segment, Draw(seed=seed, step=EVALUATION_STEP + draw, rows=drawn_for))
+            plan = objective.plan(segment, _drawn(protocol, number, starts, seed=seed, draw=draw, device=device))
             if protocol.mode == "sliding" and int(starts[0]) > 0:  # no window but the first scores its beginning
                 plan = _last_places(plan, protocol.stride)
             wanted = _scored_targets(plan, scored)  # (B, P)
@@ -203,12 +201,18 @@ def has_targets(
 ) -> bool:
     """Whether ``evaluate`` would find anything to score; it looks no further than the first target."""
     for segment, number, scored in _passes(model, split, protocol):
-        places = _starts(split, protocol, segment, number) if protocol.mode == "document" else number
-        draw = Draw(seed=seed, step=EVALUATION_STEP, rows=places.to(device))
-        wanted = _scored_targets(objective.plan(segment.to(device), draw), scored.to(device))  # (B, P)
+        starts = _starts(split, protocol, segment, number)
+        drawn = _drawn(protocol, number, starts, seed=seed, draw=0, device=device)
+        wanted = _scored_targets(objective.plan(segment.to(device), drawn), scored.to(device))  # (B, P)
         if (wanted != IGNORE).any():
             return True
     return False
+
+
+def _drawn(protocol: Protocol, number: Tensor, starts: Tensor, *, seed: int, draw: int, device: torch.device) -> Draw:
+    """What is drawn for a segment, by its number or, in a document, where all have the same, its place in the text."""
+    rows = starts if protocol.mode == "document" else number  # (B,)
+    return Draw(seed=seed, step=EVALUATION_STEP + draw, rows=rows.to(device))
 
 
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:

@@ -6,6 +6,7 @@ from xltrain.config.schema import Config
 from xltrain.config.text import CorpusConfig
 from xltrain.data.corpus import cleaned_text
 from xltrain.data.kinds import column_separator
+from xltrain.data.sources import named_as_records
 from xltrain.data.tokenizer import Tokenizer, find_piece
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
@@ -128,11 +129,6 @@ class Encoder:
         return Given(self.begin() + both[:common], both[common:], joined=common < len(alone))
 
 
-RECORDS = (".jsonl", ".ndjson", ".parquet")
-PACKED = (".gz", ".xz", ".zst", ".bz2")
-"""How names of files of records end, and what may follow it where these are compressed."""
-
-
 def of_records(corpus: CorpusConfig) -> bool:
     """Whether, by all that the configuration says, the training text is records, in which blank lines end nothing."""
     if corpus.document_separator != "blank_line":
@@ -145,9 +141,7 @@ def of_records(corpus: CorpusConfig) -> bool:
             names += source.files
         elif source.format == "text":
             return False
-    for ending in PACKED:
-        names = [name.lower().removesuffix(ending) for name in names]
-    return all(name.endswith(RECORDS) for name in names)
+    return all(map(named_as_records, names))
 
 
 def start_mark(config: Config, tokenizer: Tokenizer) -> int | None:

@@ -71,13 +71,8 @@ class _RelativeBias(torch.autograd.Function):
         for block in blocks:
             group, found = products(block.rows, block.columns)
             groups.append(group)
-            size, columns = found.shape[2:]
-            picked = found.as_strided(
-                (rows, heads, size, block.keys),
-                (size * columns, rows * size * columns, columns - 1, 1),
-                found.storage_offset() + size - 1,
-            )  # (B, N, r, k)
-            torch.add(picked, mask[:, :, block.rows, : block.keys], out=bias[:, :, block.rows, : block.keys])
+            picked, reached = _shifted(found, block.keys), bias[:, :, block.rows, : block.keys]  # (B, N, r, k) each
+            torch.add(picked, mask[:, :, block.rows, : block.keys], out=reached)
             if block.keys < keys:
                 bias[:, :, block.rows, block.keys :] = mask[:, :, block.rows, block.keys :]
         index = view.starts.new_zeros(0)
@@ -116,11 +111,7 @@ class _RelativeBias(torch.autograd.Function):
             columns = block.keys + size
             if found.shape[2:] != (size, columns):
                 found = grad.new_zeros(heads, rows, size, columns)  # (N, B, r, k + r): zero where no block reads
-            found.as_strided(
-                (rows, heads, size, block.keys),
-                (size * columns, rows * size * columns, columns - 1, 1),
-                size - 1,
-            ).copy_(grad[:, :, block.rows, : block.keys])
+            _shifted(found, block.keys).copy_(grad[:, :, block.rows, : block.keys])
             backward(block.rows, block.columns, group, found)
         if total > ctx.num_content:
             further = slice(ctx.num_content, None)
@@ -128,6 +119,13 @@ class _RelativeBias(torch.autograd.Function):
             found.transpose(0, 1).scatter_add_(3, index, grad[:, :, further])
             backward(further, slice(None), groups[-1], found)
         return of_query, of_distance_keys.to(distance_keys.dtype), None, None
+
+
+def _shifted(found: Tensor, keys: int) -> Tensor:
+    """Of contiguous products (N, B, r, j), those that each row has with the keys: a view (B, N, r, keys)."""
+    heads, rows, size, columns = found.shape
+    strides = size * columns, rows * size * columns, columns - 1, 1
+    return found.as_strided((rows, heads, size, keys), strides, found.storage_offset() + size - 1)
 
 
 def shift_traced(scores: Tensor, mask: Tensor, starts: Tensor, num_content: int, seq_len: int) -> Tensor:

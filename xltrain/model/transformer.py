@@ -19,6 +19,7 @@ from xltrain.model.embedding import AdaptiveEmbedding
 from xltrain.model.memory import Memory
 from xltrain.model.norm import make_norm
 from xltrain.model.positions import distances, sinusoid
+from xltrain.model.scratch import Scratch
 from xltrain.model.softmax import AdaptiveSoftmax, Room, Softmax
 from xltrain.model.visibility import View, Visibility
 
@@ -364,6 +365,7 @@ class LanguageModel(nn.Module):
             of_memory = segment_ids.new_zeros(order.shape[0], memory.mem_len)  # memory counts as part 0
             segments = of_rows, torch.cat([of_memory, segment_ids], dim=1)  # (B, R), (B, K)
         dtype, _ = self._wide()
+        scratch = memory.scratch if isinstance(memory, Cache) else Scratch()
 
         def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
             return View.of(
@@ -373,7 +375,7 @@ class LanguageModel(nn.Module):
                 dtype=dtype,
                 segments=parts,
                 backward=backward,
-                scratch=memory.scratch if isinstance(memory, Cache) else None,
+                scratch=scratch,
             )
 
         every = view(visibility, num_content=seq_len, parts=segments)

@@ -141,7 +141,7 @@ class View:
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
         backward: Tensor | None = None,
-        scratch: Scratch | None = None,
+        scratch: Scratch,
     ) -> "View":
         """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
         seen = visibility.dense()  # (B, R, K)
@@ -160,5 +160,5 @@ class View:
             seq_len=seq_len,
             other_segment=other,
             backward=backward,
-            scratch=scratch or Scratch(),
+            scratch=scratch,
         )

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from xltrain.data.streams import Segment
+from xltrain.data.streams import Segment, moved
 from xltrain.objectives.draws import Draw
 
 IGNORE = -1
@@ -51,15 +51,10 @@ class Plan:
         return (self.targets != IGNORE).sum()
 
     def to(self, device: torch.device) -> "Plan":
-        """The same there; from the host to a GPU without waiting for it."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            if device.type == "cuda" and tensor.device.type == "cpu":
-                return tensor.pin_memory().to(device, non_blocking=True)
-            return tensor.to(device)
-
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        changed: dict[str, Any] = {name: moved(tensor) for name, tensor in tensors.items()}
+        """The same there."""
+        changed: dict[str, Any] = {
+            name: moved(value, device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **changed)
 
     def model_inputs(self) -> dict[str, Any]:

@@ -94,6 +94,10 @@ class Run:
             stream = ReadAhead(stream, depth=config.training.num_workers)
         # An adaptive softmax has to know what is predicted, and the host should not have to ask the device for it.
         planned_on = torch.device("cpu") if config.model.adaptive.cutoffs else device
+        objectives = {
+            length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=planned_on)
+            for length in {segments.seq_len, *(length for _, length in config.schedule.seq_len_stages)}
+        }
         memory = model.empty_memory(rows=dealt.rows, mem_len=segments.mem_len)
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
@@ -116,11 +120,10 @@ class Run:
             store=store,
             model=model,
             network=network,
-            objective=build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device),
-            objectives={
-                length: build_objective(config, tokenizer=tokenizer, seq_len=length, device=planned_on)
-                for length in {segments.seq_len, *(length for _, length in config.schedule.seq_len_stages)}
-            },
+            objective=objectives[segments.seq_len]
+            if planned_on == device
+            else build_objective(config, tokenizer=tokenizer, seq_len=segments.seq_len, device=device),
+            objectives=objectives,
             planned_on=planned_on,
             updater=updater,
             stream=stream,

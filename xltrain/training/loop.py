@@ -260,7 +260,7 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
     if split is None:
         return False
     run.progress = replace(run.progress, validation_owed=True)
-    protocol = _protocol(config, part=(place.rank, place.world_size))
+    protocol, unigram = _protocol(config, part=(place.rank, place.world_size)), run.store.unigram()
     try:
         with _uncompiled(config):
             mine = evaluate(
@@ -272,7 +272,7 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
                 seed=config.run.seed,
                 device=place.device,
                 context=lambda: autocast(config.training.precision, place.device),
-                unigram=run.store.unigram(),
+                unigram=unigram,
                 should_stop=should_stop,
             )
     except Interrupted:
@@ -283,7 +283,7 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
     run.progress = replace(run.progress, validation_owed=False)
     step, loss = run.progress.step, result.loss
     reporter.validated(step=step, loss=loss, unigram_loss=result.unigram_loss)
-    _look_for_plateau(run, result)
+    _look_for_plateau(run, result, training_entropy=unigram_entropy(unigram))
     improved = math.isfinite(loss) and (run.progress.best_loss is None or loss < run.progress.best_loss)
     if improved:
         run.progress = replace(run.progress, best_loss=loss, best_step=step)
@@ -331,14 +331,14 @@ def _together(mine: Result, run: Run) -> Result:
     return replace(mine, nll=nll, targets=int(targets), unigram_nll=unigram_nll)
 
 
-def _look_for_plateau(run: Run, result: Result) -> None:
+def _look_for_plateau(run: Run, result: Result, *, training_entropy: float) -> None:
     step = run.progress.step
     past_warmup = step >= 2 * run.config.schedule.warmup_steps
     # A validation text unlike the training text can cost as much while training goes well.
     last = run.progress.last_loss
     # Of a masked model's targets some are left as they are, and to copy them is no use of context.
     share = 1.0 - AS_IT_IS if run.config.objective.name == "masked" else 1.0
-    learning = last is not None and last < share * unigram_entropy(run.store.unigram()) - PLATEAU_NATS
+    learning = last is not None and last < share * training_entropy - PLATEAU_NATS
     low, high = share * result.unigram_loss - PLATEAU_NATS, result.unigram_loss + PLATEAU_NATS
     stuck = past_warmup and not learning and low < result.loss < high
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)

@@ -153,8 +153,8 @@ def _step_or_take_back(skip: Tensor, optimizer: torch.optim.Optimizer) -> None:
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
 
     def changed() -> dict[tuple[Tensor, str], Tensor]:
-        slots = {weight: {"": weight, **optimizer.state[weight]} for weight in weights}
-        return {(weight, slot): own_share(value) for weight in weights for slot, value in slots[weight].items()}
+        slots = [(weight, {"": weight, **optimizer.state[weight]}) for weight in weights]
+        return {(weight, slot): own_share(value) for weight, found in slots for slot, value in found.items()}
 
     before = {key: value.clone() for key, value in changed().items()}
     optimizer.step()
