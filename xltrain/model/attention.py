@@ -8,10 +8,14 @@ segment has parts. Distances are looked up by *shifting*: ``(q + v)`` meets all 
 then takes the K columns that start at T - 1 - i.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from xltrain.model.backends import BACKENDS, Attend
+from xltrain.model.backends import BACKENDS, Attend, attend_math
+from xltrain.model.by_head import attend_by_head, goes_by_head
 from xltrain.model.cache import Slots
 from xltrain.model.linear import Linear
 from xltrain.model.relative import relative_bias
@@ -19,6 +23,38 @@ from xltrain.model.visibility import View
 
 SCORES_AT_ONCE = 1 << 22
 """Without gradients, more scores than this are computed head by head on a CPU."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What attention is computed from, for N heads, which do not depend on one another.
+
+    for_content: (B, R, N, H) = (q + u), scaled.
+    for_position: (B, R, N, H) = (q + v), scaled; or None.
+    key, value: (B, N, K, H).
+    distances: (J, N, H) or (B, J, N, H); or None.
+    by_segment: (2, B, N, R) scores of keys of the row's segment and of others; or None.
+    """
+
+    for_content: Tensor
+    for_position: Tensor | None
+    key: Tensor
+    value: Tensor
+    distances: Tensor | None
+    by_segment: Tensor | None
+
+    def each_head(self) -> Iterator["_Given"]:
+        """The heads one after another, as groups of one."""
+        for head in range(self.key.shape[1]):
+            some = slice(head, head + 1)
+            yield _Given(
+                self.for_content[:, :, some],
+                None if self.for_position is None else self.for_position[:, :, some],
+                self.key[:, some],
+                self.value[:, some],
+                None if self.distances is None else self.distances[..., some, :],
+                None if self.by_segment is None else self.by_segment[:, :, some],
+            )
 
 
 class RelativeAttention(nn.Module):
@@ -90,64 +126,41 @@ class RelativeAttention(nn.Module):
         if self.distance is not None:
             distances = self._distance_keys(self.distance, memory, table, view.backward)  # (J, N, H) or (B, J, N, H)
 
-        def of_heads(heads: slice) -> Tensor:  # (B, n, R, H)
-            def some(each: Tensor | None) -> Tensor | None:
-                return None if each is None else each[..., heads, :]
-
-            return self._mixed(
-                query[:, :, heads], key[:, heads], value[:, heads], some(distances), view, some(u), some(v), some(s),
-                some(segment),
-            )  # fmt: skip
-
-        if self._heads_apart(query, key):
-            mixed = torch.cat(
-                [of_heads(slice(head, head + 1)) for head in range(self.num_heads)], dim=1
-            )  # (B, N, R, H)
+        scale = self.scale
+        for_content = query * scale if u is None else torch.add(u * scale, query, alpha=scale)  # (B, R, N, H)
+        for_position = None if v is None else torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
+        if self.attend is attend_math and goes_by_head(query, value, view):
+            mixed = attend_by_head(for_content, for_position, key, value, distances, view)  # (B, R, N, H)
         else:
-            mixed = of_heads(slice(None))  # (B, N, R, H)
-        mixed = mixed * view.alive.to(mixed.dtype)
-        return self.output(mixed.transpose(1, 2).flatten(2))  # (B, R, D)
+            by_segment = None
+            if view.other_segment is not None and s is not None and segment is not None:
+                by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)  # (2, B, N, R)
+            given = _Given(for_content, for_position, key, value, distances, by_segment)
+            heads = given.each_head() if self._heads_apart(query, key) else [given]
+            found = [self._mixed(some, view) for some in heads]  # (B, n, R, H) each
+            mixed = (torch.cat(found, dim=1) if len(found) > 1 else found[0]).transpose(1, 2)  # (B, R, N, H)
+        if view.alive is not None:
+            mixed = mixed * view.alive.transpose(1, 2).to(mixed.dtype)
+        return self.output(mixed.flatten(2))  # (B, R, D)
 
     def _heads_apart(self, query: Tensor, key: Tensor) -> bool:
         """Whether to go head by head: on a CPU, where all heads' scores at once would not stay in its caches."""
         scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]  # B * R * N * K
         return scores > SCORES_AT_ONCE and query.device.type == "cpu" and not torch.is_grad_enabled()
 
-    def _mixed(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        distances: Tensor | None,
-        view: View,
-        u: Tensor | None,
-        v: Tensor | None,
-        s: Tensor | None,
-        segment: Tensor | None,
-    ) -> Tensor:
-        """Values (B, N, R, H) mixed by attention, for N of the heads, which do not depend on one another.
-
-        Args:
-            query: (B, R, N, H).
-            key, value: (B, N, K, H).
-            distances: (J, N, H) or (B, J, N, H).
-            view, u, v, s, segment: see :meth:`forward`.
-        """
-        scale = self.scale
-        for_content = query * scale if u is None else torch.add(u * scale, query, alpha=scale)  # (B, R, N, H)
-        bias = view.mask.to(query.dtype).expand(-1, query.shape[2], -1, -1)  # (B, N, R, K)
-        if distances is not None and v is not None:
-            for_position = torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
-            bias = relative_bias(for_position, distances, view)  # (B, N, R, K)
-        elif not torch.is_grad_enabled():
-            bias = bias.clone()  # the mask is every layer's, and a backend may write its scores there
-        if view.other_segment is not None and s is not None and segment is not None:
-            by_segment = torch.einsum("brnh,cnh->cbnr", (query + s) * scale, segment)[..., None]  # (2, B, N, R, 1)
-            bias = bias + torch.lerp(
-                by_segment[0], by_segment[1], view.other_segment.to(by_segment.dtype)
-            )  # (B, N, R, K)
+    def _mixed(self, given: _Given, view: View) -> Tensor:
+        """Values (B, N, R, H) mixed by attention."""
+        if given.distances is not None and given.for_position is not None:
+            bias = relative_bias(given.for_position, given.distances, view)  # (B, N, R, K)
+        else:
+            bias = view.mask.to(given.for_content.dtype).expand(-1, given.key.shape[1], -1, -1)  # (B, N, R, K)
+            if not torch.is_grad_enabled():
+                bias = bias.clone()  # the mask is every layer's, and a backend may write its scores there
+        if given.by_segment is not None and view.other_segment is not None:
+            same, other = given.by_segment[..., None]  # (B, N, R, 1) each
+            bias = bias + torch.lerp(same, other, view.other_segment.to(same.dtype))  # (B, N, R, K)
         dropout = self.dropout if self.training else 0.0
-        return self.attend(for_content.transpose(1, 2), key, value, bias, dropout)  # (B, N, R, H)
+        return self.attend(given.for_content.transpose(1, 2), given.key, given.value, bias, dropout)
 
     def _distance_keys(
         self, project: Linear, memory: Tensor | Slots, table: Tensor | None, backward: Tensor | None

@@ -20,7 +20,7 @@ BLOCKS, ROWS_OF_BLOCK = 4, 128
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Content rows, the columns of their distances among J, and how many of the first keys these reach."""
 
     rows: slice
@@ -28,16 +28,17 @@ class _Block:
     keys: int
 
 
-def _blocks(num_content: int, *, rows: int, keys: int, width: int, device: torch.device) -> Iterator[_Block]:
+def blocks(num_content: int, *, rows: int, keys: int, width: int, device: torch.device) -> Iterator[Block]:
+    """The blocks of ``num_content`` content rows of each of ``rows`` rows of text, with K ``keys`` and J ``width``."""
     number = min(BLOCKS, max(1, rows * num_content // ROWS_OF_BLOCK)) if device.type == "cpu" else 1
     size = -(-num_content // number)
     for first in range(0, num_content, max(1, size)):
         after = num_content - min(num_content, first + size)  # rows after the block
         part = slice(first, num_content - after)
         if width > keys:  # two-sided
-            yield _Block(part, slice(after, after + keys + part.stop - part.start), keys)
+            yield Block(part, slice(after, after + keys + part.stop - part.start), keys)
         else:
-            yield _Block(part, slice(after, keys), keys - after)
+            yield Block(part, slice(after, keys), keys - after)
 
 
 class _RelativeBias(torch.autograd.Function):
@@ -67,8 +68,8 @@ class _RelativeBias(torch.autograd.Function):
             torch.bmm(some, wanted, out=found)
             return some, found.view(heads, rows, -1, found.shape[-1])
 
-        groups, blocks = [], list(_blocks(num_content, rows=rows, keys=keys, width=width, device=query.device))
-        for block in blocks:
+        groups, parts = [], list(blocks(num_content, rows=rows, keys=keys, width=width, device=query.device))
+        for block in parts:
             group, found = products(block.rows, block.columns)
             groups.append(group)
             picked, reached = _shifted(found, block.keys), bias[:, :, block.rows, : block.keys]  # (B, N, r, k) each
@@ -85,7 +86,7 @@ class _RelativeBias(torch.autograd.Function):
             index = index.clamp(max=width - 1).expand(-1, heads, -1, -1)  # one-sided tables: future keys are hidden
             torch.add(found.transpose(0, 1).gather(3, index), mask[:, :, further], out=bias[:, :, further])
         ctx.save_for_backward(distance_keys, index, *groups)
-        ctx.blocks, ctx.num_content = blocks, num_content
+        ctx.blocks, ctx.num_content = parts, num_content
         return bias
 
     @staticmethod

@@ -372,6 +372,7 @@ class LanguageModel(nn.Module):
                 rule,
                 seq_len=seq_len,
                 num_content=num_content,
+                one_sided=not self.two_sided,
                 dtype=dtype,
                 segments=parts,
                 backward=backward,

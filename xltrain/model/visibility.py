@@ -9,9 +9,11 @@ padding and unused memory). Then all of the above is ``key_order <= limit``.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from xltrain.model.scratch import Scratch
 
@@ -97,36 +99,48 @@ class Visibility:
             mem_len=self.mem_len,
         )
 
-    def dense(self) -> Tensor:
-        """(B, R, K) bool, true where the row sees the key."""
-        seen = self.key_order[:, None, :] <= self.limit[:, :, None]  # (B, R, K)
+    def dense(self, first: int = 0) -> Tensor:
+        """(B, R, K - first) bool, true where the row sees the key; of the keys from ``first`` on."""
+        seen = self.key_order[:, None, first:] <= self.limit[:, :, None]  # (B, R, K - first)
         if self.row_document is not None and self.key_document is not None:
-            seen = seen & (self.key_document[:, None, :] == self.row_document[:, :, None])
+            seen = seen & (self.key_document[:, None, first:] == self.row_document[:, :, None])
         if self.window:
-            key_position = torch.arange(self.key_order.shape[1], device=seen.device) - self.mem_len  # (K,)
+            key_position = torch.arange(first, self.key_order.shape[1], device=seen.device) - self.mem_len
             seen = seen & (self.row_position[:, :, None] - key_position < self.window)
         return seen
+
+    def clear(self) -> int:
+        """So many of the first keys every row sees; 0 if that takes more than a look at the orders. Asks the device."""
+        if self.row_document is not None or self.window or not self.limit.numel():
+            return 0
+        seen = self.key_order.amax(dim=0) <= self.limit.amin()  # (K,)
+        return int(seen.cumprod(0).sum())
 
 
 @dataclass(frozen=True)
 class View:
     """What the rows of a layer may see, prepared once per forward and shared by the layers.
 
-    mask: (B, 1, R, K) 0 where visible, -inf where not; 0 everywhere in a row that sees nothing.
-    alive: (B, 1, R, 1) 0 for a row that sees nothing, 1 otherwise.
+    clear: so many of the first keys every row sees; 0 where that is not known beforehand.
+    rest: (B, 1, R, K - clear) for the other keys 0 where visible, -inf where not; 0 everywhere in a row that sees
+        nothing.
+    alive: (B, 1, R, 1) 0 for a row that sees nothing, 1 otherwise; None where every row sees something.
     num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
     starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
     seq_len: T.
+    one_sided: whether no row sees a key after it.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
     backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
     scratch: room for what a layer needs while it computes.
     """
 
-    mask: Tensor
-    alive: Tensor
+    clear: int
+    rest: Tensor
+    alive: Tensor | None
     num_content: int
     starts: Tensor
     seq_len: int
+    one_sided: bool
     other_segment: Tensor | None = None
     backward: Tensor | None = None
     scratch: Scratch = field(default_factory=Scratch)
@@ -138,27 +152,44 @@ class View:
         *,
         seq_len: int,
         num_content: int,
+        one_sided: bool,
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
         backward: Tensor | None = None,
         scratch: Scratch,
     ) -> "View":
         """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
-        seen = visibility.dense()  # (B, R, K)
-        alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
+        known = not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and visibility.limit.device.type == "cpu"
+        clear = visibility.clear() if known else 0
+        seen = visibility.dense(clear)  # (B, R, K - clear)
+        alive = None
+        if not clear:
+            alive = seen.any(dim=-1, keepdim=True)  # (B, R, 1)
+            seen = seen.logical_or_(~alive)
         shown, hidden = (torch.full((), value, dtype=dtype, device=seen.device) for value in (0.0, float("-inf")))
-        mask = torch.where(seen.logical_or_(~alive), shown, hidden)  # (B, R, K)
+        rest = torch.where(seen, shown, hidden)  # (B, R, K - clear)
         other = None
         if segments is not None:
             rows, keys = segments
             other = (rows[:, :, None] != keys[:, None, :])[:, None].to(dtype)  # (B, 1, R, K)
         return cls(
-            mask=mask[:, None],  # (B, 1, R, K)
-            alive=alive[:, None].to(dtype),  # (B, 1, R, 1)
+            clear=clear,
+            rest=rest[:, None],  # (B, 1, R, K - clear)
+            alive=None if alive is None else alive[:, None].to(dtype),  # (B, 1, R, 1)
             num_content=num_content,
             starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
             seq_len=seq_len,
+            one_sided=one_sided,
             other_segment=other,
             backward=backward,
             scratch=scratch,
         )
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, 1, R, K) 0 where visible, -inf where not; 0 everywhere in a row that sees nothing."""
+        return self._padded if self.clear else self.rest
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        return functional.pad(self.rest, (self.clear, 0))  # (B, 1, R, K)
