@@ -34,7 +34,8 @@ class Waits(TorchDispatchMode):
 
 
 def run_of(text: Path, folder: Path, device: str, **changes: Any) -> Run:
-    config = config_of(text, folder, steps=9, training__device=device, **changes)
+    configured = "cpu" if device == "meta" else device
+    config = config_of(text, folder, steps=9, training__device=configured, **changes)
     run = Run.build(config, Place(device=torch.device(device)), prepare(config).store, None)
     run.model.train()
     return run
@@ -88,6 +89,41 @@ def test_a_plan_moves_whole(text: Path, tmp_path: Path) -> None:
             assert vars(moved)[name].device.type == "meta"
         else:
             assert vars(moved)[name] == value
+
+
+@pytest.mark.parametrize("objective", ["permutation", "causal", "masked", "seq2seq"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"training__activation_checkpointing": True, "training__accumulate": 2},
+        {"model__adaptive": ADAPTIVE},
+        {"model__attention_backend": "sdpa", "segments__cross_documents": False},
+    ],
+    ids=["as it comes", "recomputed, in parts", "adaptive", "sdpa, documents apart"],
+)
+def test_forward_and_backward_mix_nothing_with_the_host(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, change: dict[str, Any]
+) -> None:
+    """Tensors without values stand for those of another device: to read one, or to mix it with the host's, fails.
+
+    Of choices between a CPU and other devices it takes the others', which no test here would run otherwise.
+    """
+    run = run_of(text, tmp_path, "meta", objective__name=objective, **change)
+    if objective == "masked":  # counted once in a run, which may wait
+        for each in run.objectives.values():
+            vars(each)["_ordinary"] = torch.empty(5, dtype=torch.int64, device=run.planned_on)
+    gradients: list[set[str]] = []
+
+    def update(parameters: Any, *, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gradients.append({each.grad.device.type for each in parameters if each.grad is not None})
+        return loss, loss.isnan()
+
+    monkeypatch.setattr(run.updater, "step", update)
+    for _ in range(2):
+        assert run.step().loss.device.type == "meta"
+    assert gradients == [{"meta"}] * 2
+    assert run.memory.states.device.type == "meta"
 
 
 @pytest.mark.gpu
