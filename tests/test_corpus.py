@@ -135,6 +135,48 @@ def test_what_is_no_text_is_refused_by_name_and_nothing_is_left(tmp_path: Path, 
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "语料库的文字，没有标记。\n",
+        "Все счастливые семьи похожи друг на друга.\n",
+        "吾輩は猫である。名前はまだ無い。\n",
+        "모든 인간은 태어날 때부터 자유로우며\n",
+        "كل الناس أحرار\n",
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में\n",
+    ],
+)
+@pytest.mark.parametrize("order", ["LE", "BE"])
+def test_utf_16_without_a_mark_is_named_in_any_script(tmp_path: Path, line: str, order: str):
+    """Of Chinese no byte is zero, and what Russian becomes is even UTF-8, of control characters."""
+    for copies in (2, 999):  # the beginning that is looked at may end within a character
+        path = write(tmp_path / "wide.txt", (line * copies).encode(f"utf-16-{order}"))
+        said = f"{path}: not UTF-8, it looks like UTF-16{order}; convert it with iconv -f UTF-16{order} -t UTF-8"
+        assert refused(path, tmp_path) == f"corpus.train: {said}"
+
+
+@pytest.mark.parametrize(
+    "encoding", ["gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp1251", "koi8_r", "latin-1"]
+)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_other_encodings_are_not_taken_for_utf_16(tmp_path: Path, encoding: str, shift: int):
+    for line in (
+        "语料库的文字，没有标记。\n",
+        "кошка и мышка\n",
+        "私は猫、です。\n",
+        "고양이 한 마리\n",
+        "caf\u00e9 \u00fc\n",
+    ):
+        if not (text := line.encode(encoding, errors="ignore")).strip(b" \n").isascii():
+            path = write(tmp_path / "other.txt", b"x" * shift + text * 200)
+            assert "not UTF-8 text (byte " in refused(path, tmp_path)
+
+
+def test_text_with_a_control_character_here_and_there_is_text(tmp_path: Path):
+    path = write(tmp_path / "t.txt", "one \0 two\x01 three \x1e\n" * 99 + "1\t2\t3\t4\n" * 999)
+    assert documents(path) == [["one  two\x01 three \x1e\n"] * 99 + ["1\t2\t3\t4\n"] * 999]
+
+
 @pytest.mark.parametrize("copies", [1, 8])  # within the first block that is read, and after it
 def test_a_fault_deep_in_a_file_is_named_by_its_byte(corpus: corpora.Corpus, tmp_path: Path, copies: int):
     good = corpus.train.read_bytes() * copies

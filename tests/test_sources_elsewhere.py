@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,33 @@ def test_slices_of_a_saved_dataset_are_what_they_say(tmp_path: Path):
     for key in ("config", "data_files"):
         said = f"corpus.train: {tmp_path / 'table'} is a saved dataset, which has no {key}; leave it out"
         assert refused([entry | {key: "x"}]) == said
+
+
+def test_a_folder_that_is_no_whole_dataset_is_told_what_it_lacks(tmp_path: Path):
+    """Nothing in it, no row in it or in one of its splits, a file of it lost or damaged."""
+    (tmp_path / "empty" / "inside").mkdir(parents=True)
+    said = f"corpus.train: {tmp_path / 'empty'} is a folder without any file; name one that save_to_disk wrote, or one"
+    assert refused([{"dataset": str(tmp_path / "empty")}]).startswith(said)
+    table = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    splits = datasets.DatasetDict({"train": table, "test": table.select([])})
+    for name, content, place in (("none", splits["test"], "none"), ("one_without", splits, "one_without/test")):
+        content.save_to_disk(str(tmp_path / name))
+        said = f"no row is in {tmp_path / place}; save the dataset anew, without what is empty"
+        assert refused([{"dataset": str(tmp_path / name)}]).endswith(said)
+    for file, change in (
+        ("state.json", lambda path: path.write_text("")),
+        ("dataset_info.json", Path.unlink),
+        ("data-00000-of-00001.arrow", Path.unlink),
+        ("data-00000-of-00001.arrow", lambda path: path.write_bytes(path.read_bytes()[:100])),
+    ):
+        table.save_to_disk(str(tmp_path / "damaged"))
+        change(tmp_path / "damaged" / file)
+        said = refused([{"dataset": str(tmp_path / "damaged")}])
+        assert said.startswith(f"corpus.train: the dataset {tmp_path / 'damaged'} (train) cannot be loaded: ")
+        assert said.endswith("; it is damaged or not whole: write it anew by save_to_disk")
+        shutil.rmtree(tmp_path / "damaged")
+    datasets.DatasetDict({}).save_to_disk(str(tmp_path / "nothing"))
+    assert "cannot be loaded: it has no split at all, not train;" in refused([{"dataset": str(tmp_path / "nothing")}])
 
 
 def test_a_field_that_holds_no_text_is_named_with_its_key(tmp_path: Path):

@@ -1,13 +1,16 @@
 """Files here and elsewhere: found by pattern in a stable order, opened, unpacked, and known again by their content."""
 
 import bz2
+import codecs
 import glob
 import gzip
 import hashlib
 import io
 import lzma
 import re
+import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,14 +22,16 @@ from xltrain.errors import UsageError
 HEAD = 4096
 """Bytes from the beginning of a file that show what it is."""
 
-SAVED = ("dataset_info.json", "dataset_dict.json")
-"""Files by which a folder that ``datasets`` wrote is known."""
+ONE_TABLE, SPLIT_TABLES = "state.json", "dataset_dict.json"
+"""File in a folder that ``datasets`` wrote: of a table without splits, and of one with splits."""
 
-ONE_TABLE = "state.json"
-"""File in a folder that ``datasets`` wrote of a table without splits."""
+SAVED = ("dataset_info.json", SPLIT_TABLES)
+"""Files by which a folder that ``datasets`` wrote is known."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
 _BZIP2 = (b"1AY&SY", b"\x17rE8P\x90")  # the first block, or none; "BZh" alone could begin a text
+_BETWEEN = " \n\r\t\u3000\u3001\u3002\uff0c"
+"""What stands between words and sentences of any script; in UTF-16 a byte of each is one that text hardly has."""
 _IDENTIFYING = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
 """What storage systems call the mark of a file's content (S3 and HTTP, Google, Azure, others)."""
 
@@ -232,7 +237,7 @@ def _wide_encoding(head: bytes) -> str | None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     if head.count(0) * 10 <= len(head):
-        return None
+        return _utf16_of_other_scripts(head)
     quarter = len(head) // 4
     first, second, third, fourth = (head[place : 4 * quarter : 4].count(0) for place in range(4))
     if first < quarter == third == fourth or fourth < quarter == first == second:
@@ -240,6 +245,27 @@ def _wide_encoding(head: bytes) -> str | None:
     even, odd = first + third, second + fourth
     if min(even, odd) * 20 <= max(even, odd):
         return "UTF-16BE" if even > odd else "UTF-16LE"
+    return None
+
+
+def _utf16_of_other_scripts(head: bytes) -> str | None:
+    """UTF-16 without many zeros, as that of Chinese or Russian text is: hardly any byte of it is zero.
+
+    It is no UTF-8, or more than a third of it are control characters; and read as UTF-16 it is characters of some
+    script, with spaces, line ends or punctuation among them, whose bytes hardly any text in another encoding has.
+    """
+    with suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # whose last character may be cut
+        if sum(byte < 32 for byte in head) * 3 <= len(head):
+            return None
+    for name in ("UTF-16LE", "UTF-16BE"):
+        with suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(name)().decode(head)
+            between = sum(map(text.count, _BETWEEN))
+            kinds = Counter(unicodedata.category(character) for character in text)
+            none = kinds["Co"] + kinds["Cn"] + kinds["Cc"] - sum(map(text.count, "\n\r\t"))
+            if between > 0 and none * 100 <= len(text) <= between * 200:
+                return name
     return None
 
 

@@ -1,8 +1,9 @@
 """Datasets of the Hugging Face library ``datasets``: by name, or from a folder or files here."""
 
 import hashlib
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from xltrain import console
 from xltrain.data.corpus import PIECE_BYTES, Piece
-from xltrain.data.files import ONE_TABLE
+from xltrain.data.files import ONE_TABLE, SPLIT_TABLES
 from xltrain.data.records import BATCH, RecordPiece, checked_text
 from xltrain.errors import UsageError
 
@@ -124,11 +125,16 @@ def open_dataset(
     console.say(f"loading the dataset {name}")
     if not sys.stderr.isatty():  # its bars would fill a log
         datasets.disable_progress_bars()
+    if folder.is_dir() and not any(path.is_file() for path in folder.rglob("*")):
+        raise UsageError(
+            f"{key}: {dataset} is a folder without any file; name one that save_to_disk wrote, or one with files of "
+            "text"
+        )
     try:
-        if (folder / "dataset_dict.json").is_file() or (folder / ONE_TABLE).is_file():
+        if (folder / SPLIT_TABLES).is_file() or (folder / ONE_TABLE).is_file():
             if idle := [name for name, value in (("config", config), ("data_files", data_files)) if value]:
                 raise UsageError(f"{key}: {dataset} is a saved dataset, which has no {idle[0]}; leave it out")
-            found, identity = _from_disk(datasets.load_from_disk(str(folder)), split, streaming), None
+            found, identity = _from_disk(_load_saved(folder), split, streaming), None
         else:
             builder = datasets.load_dataset_builder(
                 str(folder) if folder.exists() else dataset, config, data_files=list(data_files) or None
@@ -154,6 +160,20 @@ def open_dataset(
     return DatasetSource(name, found.select_columns([field]), field, separator, identity)
 
 
+def _load_saved(folder: Path) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(str(folder))
+    except IndexError:  # a table without rows was written without a file of rows
+        states = (*folder.glob(ONE_TABLE), *folder.glob(f"*/{ONE_TABLE}"))
+        empty = [str(state.parent) for state in states if not json.loads(state.read_text())["_data_files"]]
+        raise ValueError(f"no row is in {', '.join(empty)}; save the dataset anew, without what is empty") from None
+    except Exception as error:
+        problem = str(error).rstrip(".")
+        raise ValueError(f"{problem}; it is damaged or not whole: write it anew by save_to_disk") from error
+
+
 def _from_disk(found: Any, split: str, streaming: bool) -> Any:
     """The rows that ``split`` means: splits or slices of them, joined by `+`. One table is every split."""
     import datasets
@@ -161,7 +181,7 @@ def _from_disk(found: Any, split: str, streaming: bool) -> Any:
     names = [part.partition("[")[0].strip() for part in split.split("+")]
     tables = found if hasattr(found, "keys") else dict.fromkeys(names, found)
     if missing := [name for name in names if name not in tables]:
-        raise KeyError(f"it has the splits {', '.join(tables)}, not {missing[0]}; name one by split")
+        raise KeyError(f"it has {_named(tables)}, not {missing[0]}; name one by split")
     if split in tables:
         rows = tables[split]
     else:
@@ -171,3 +191,7 @@ def _from_disk(found: Any, split: str, streaming: bool) -> Any:
             [tables[part.splitname].select(range(part.from_, part.to)) for part in parts]
         )
     return rows.to_iterable_dataset() if streaming else rows
+
+
+def _named(tables: Mapping[str, Any]) -> str:
+    return f"the splits {', '.join(tables)}" if tables else "no split at all"
