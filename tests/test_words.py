@@ -9,7 +9,7 @@ import pytest
 
 from xltrain.data.kinds import read_tokenizer
 from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
-from xltrain.data.words import train_words
+from xltrain.data.words import WordTokenizer, train_words
 from xltrain.errors import UsageError
 
 LINES = ["the cat the dog\n", "The <unk> cat\n"]
@@ -40,7 +40,35 @@ def test_a_word_that_is_not_known_is_refused_by_the_text_that_has_it(tmp_path: P
             tmp_path, train, corpus={"validation": [str(valid)]}, tokenizer={"kind": "word", "vocab_size": None}
         )
         said = cli("prepare", config).sentence()
-        assert said.startswith(f"corpus.validation: the word {shown} is not in the vocabulary, which has no <unk>;")
+        assert said.startswith(
+            f"corpus.validation: the word {shown} is not in the vocabulary, which has no <unk>; leave rare"
+        )
+
+
+def test_who_uses_a_trained_model_is_told_which_words_it_has():
+    """Not how to train another one. Of words that differ in case only, the most frequent one is named."""
+    tokenizer = WordTokenizer(["<eos>", "the", "winter", "Winter", "hunter", "cat"], eos=True, lower=False)
+    told = "^the word {} is not in the vocabulary, which has no <unk>; use words of the training text{}$"
+    for word, shown, alike in (
+        ("WINTER", "'WINTER'", ", such as 'winter' or 'hunter'"),
+        ("wimter", "'wimter'", ", such as 'winter'"),
+        ("quixotic", "'quixotic'", ""),
+        ("x" * 3_000, f"that begins '{'x' * 40}'", ""),
+    ):
+        with pytest.raises(UsageError, match=told.format(shown, alike)):
+            tokenizer.encode([f"the cat {word}"])
+
+
+def test_the_words_of_a_prompt_and_of_other_texts_are_told_the_same_way(tmp_path: Path, cli: Any):
+    train = written(tmp_path / "t.txt", "the cat sat on the mat and saw the dog\n" * 40)
+    words = {"kind": "word", "vocab_size": None}
+    config = corpora.config_file(tmp_path, train, tokenizer=words, objective={"name": "causal"})
+    assert cli("pretrain", config, "--set", "training.max_steps=1").status == 0
+    told = "the word 'cats' is not in the vocabulary, which has no <unk>; use words of the training text, such as 'cat'"
+    other = written(tmp_path / "other.txt", "the cats\n")
+    assert cli("generate", tmp_path / "run", "the cats").sentence() == told
+    assert cli("score", tmp_path / "run", other).sentence() == f"line 1: {told}"
+    assert cli("eval-ppl", tmp_path / "run", "--data", other).sentence() == f"--data: {told}"
 
 
 def test_text_without_spaces_is_told_to_have_no_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

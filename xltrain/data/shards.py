@@ -26,6 +26,7 @@ from xltrain.data.kinds import column_separator
 from xltrain.data.order import block_bounds
 from xltrain.data.store import storage_type
 from xltrain.data.tokenizer import Tokenizer
+from xltrain.data.words import in_corpus
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def write_shard(shard: Shard, folder: Path, tokenizer: Tokenizer, form: Form) ->
     places = {kind: array("q") for kind in form.kinds()}
     total = 0
     try:
-        with new["tokens"].open("wb") as file, named_by(f"corpus.{shard.split}"):
+        with new["tokens"].open("wb") as file, named_by(f"corpus.{shard.split}"), in_corpus():
             documents = chain.from_iterable(piece.documents(counts) for piece in shard.pieces)
             for encoded in encode_documents(tokenizer, documents, between=form.between(tokenizer)):
                 unigram += np.bincount(encoded.ids, minlength=tokenizer.vocab_size)

@@ -1,9 +1,11 @@
 """Tokenizers whose vocabulary is plain: bytes, and words separated by white space."""
 
+import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from xltrain.data.files import FaultyFile
 from xltrain.data.tokenizer import SPECIALS, left_out, listed_twice
@@ -43,6 +45,33 @@ class ByteTokenizer:
 
     def files(self) -> dict[str, bytes]:
         return {self.file_name: json.dumps({"kind": self.kind}).encode()}
+
+
+class UnknownWord(FaultyFile):
+    """A word that a vocabulary lacks, which has no ``<unk>`` either. The sentence is for who uses a trained model.
+
+    Args:
+        word: as the text has it.
+        near: words of the vocabulary that are spelled alike.
+    """
+
+    def __init__(self, word: str, near: Sequence[str]) -> None:
+        shown = repr(word) if len(word) <= LONG else f"that begins {word[:LONG]!r}"
+        self.fact = f"the word {shown} is not in the vocabulary, which has no <unk>"
+        alike = f", such as {' or '.join(map(repr, near))}" if near else ""
+        super().__init__(f"{self.fact}; use words of the training text{alike}")
+
+
+@contextmanager
+def in_corpus() -> Iterator[None]:
+    """In this block, of a vocabulary's own corpus, the sentence of an :class:`UnknownWord` is how to have no such."""
+    try:
+        yield
+    except UnknownWord as error:
+        raise FaultyFile(
+            f"{error.fact}; leave rare words out by tokenizer.min_count or vocab_size, so that there is one (in a list "
+            "of tokenizer.path, add <unk> or the word), or add the text to corpus.train"
+        ) from None
 
 
 class WordTokenizer:
@@ -85,12 +114,17 @@ class WordTokenizer:
     def _find(self, word: str) -> int:
         number = self._ids.get(word, self.unk)
         if number < 0:
-            shown = repr(word) if len(word) <= LONG else f"that begins {word[:LONG]!r}"
-            raise FaultyFile(
-                f"the word {shown} is not in the vocabulary, which has no <unk>; leave rare words out by "
-                "tokenizer.min_count or vocab_size, so that there is one, or add the text to corpus.train"
-            )
+            raise UnknownWord(word, self._near(word))
         return number
+
+    def _near(self, word: str) -> list[str]:
+        """Words that are spelled like one that there is none of, the likeliest first."""
+        if len(word) > LONG:
+            return []
+        alike = [known for known in self.words if abs(len(known) - len(word)) <= 2 and known != "<eos>"]
+        by_letters = {known.lower(): known for known in reversed(alike)}  # of several, the most frequent
+        found = difflib.get_close_matches(word.lower(), by_letters, n=3)
+        return [by_letters[near] for near in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.words[number] for number in ids)
