@@ -64,10 +64,36 @@ def test_causal_models_of_every_kind_go_by_head_and_lose_as_much(
     assert max(calls) > 4  # so that there are several blocks
 
 
+@pytest.mark.parametrize("more", [{}, {"document": documents}], ids=["one text", "documents"])
+@pytest.mark.parametrize("mem_len", [0, 3, 30])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_query_stream_that_reads_left_to_right_goes_by_head_too(
+    calls: list[int], variant: str, mem_len: int, more: dict[str, Any]
+):
+    """The model could look ahead; read in this order it does not, and content and query rows are two passes."""
+    model = model_of(two_sided=True, query_stream=True, **VARIANTS[variant])
+    equal_to_gradients(model, segments(two_sided=False, stream="query", **more), mem_len=mem_len)
+    assert len(calls) == 2 * 3 * len(segments(two_sided=False))
+    assert max(calls) == 2 * max(segment["tokens"].shape[1] for segment in segments(two_sided=False))
+
+
+def test_places_that_are_picked_do_not_go_by_head_in_the_last_layer(calls: list[int]):
+    def places(length: int, draw: torch.Generator) -> Tensor:
+        return torch.randint(0, length, (B, 3), generator=draw)
+
+    inputs = segments(two_sided=False, predict=places)
+    for segment in inputs:
+        segment["targets"] = segment["targets"].gather(1, segment["predict"])
+    for settings, stream, in_others in (({}, "content", 2), ({"two_sided": True, "query_stream": True}, "query", 0)):
+        calls.clear()
+        equal_to_gradients(model_of(**settings), [segment | {"stream": stream} for segment in inputs], mem_len=6)
+        assert len(calls) == 2 * in_others * len(inputs)
+
+
 @pytest.mark.parametrize("stream", ["content", "query"])
 def test_rows_that_see_what_comes_after_them_do_not_go_by_head(calls: list[int], stream: str):
     model = model_of(two_sided=True, query_stream=True, segment_embeddings=True)
-    equal_to_gradients(model, segments(two_sided=True, stream=stream), mem_len=6)
+    equal_to_gradients(model, segments(two_sided=True, lengths=(5, 7, 9), stream=stream), mem_len=6)
     assert not calls
 
 
@@ -77,7 +103,13 @@ def test_initial_zeros_are_seen(calls: list[int]):
 
 
 def view_of(visibility: Visibility, *, seq_len: int, **more: Any) -> View:
-    settings = {"num_content": seq_len, "one_sided": True, "dtype": torch.float64, "scratch": Scratch()}
+    settings = {
+        "num_content": seq_len,
+        "in_order": True,
+        "one_sided": True,
+        "dtype": torch.float64,
+        "scratch": Scratch(),
+    }
     return View.of(visibility, seq_len=seq_len, **settings | more)
 
 
@@ -138,8 +170,8 @@ def test_only_plain_rows_in_full_precision_go_by_head(monkeypatch: pytest.Monkey
     query, value = torch.zeros(2, 4, 2, 3), torch.zeros(2, 2, 7, 3)
     assert goes_by_head(query, value, a_view())
     assert not goes_by_head(query.bfloat16(), value.bfloat16(), a_view())
-    assert not goes_by_head(query, value, a_view(one_sided=False))
-    assert not goes_by_head(query, value, a_view(num_content=0))
+    assert goes_by_head(query, value, a_view(one_sided=False))  # its rows do not look ahead all the same
+    assert not goes_by_head(query, value, a_view(in_order=False))
     assert not goes_by_head(query, value, a_view(backward=torch.zeros(2, dtype=torch.long)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not goes_by_head(query, value, a_view())

@@ -215,7 +215,7 @@ def test_distances_of_every_row_are_those_looked_up_one_by_one(
         hidden |= (torch.arange(keys) > mem_len + position[..., None])[:, None]
     mask = torch.zeros(hidden.shape).double().masked_fill(hidden, float("-inf"))
     starts = seq_len - 1 - position[:, num_content:]  # (B, R - C)
-    view = View(0, mask, None, num_content, starts, seq_len, one_sided=not two_sided)
+    view = View(0, mask, None, num_content, starts, seq_len, whole_passes=False)
 
     one_by_one = torch.full((B, heads, num_content + slots, keys), float("-inf")).double()
     for b, row, key in (~hidden[:, 0]).nonzero().tolist():

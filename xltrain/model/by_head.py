@@ -3,6 +3,8 @@
 Shapes: B rows, T segment length, M memory length, K = M + T keys, N heads, H head size, J distances.
 """
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -17,18 +19,17 @@ def goes_by_head(query: Tensor, value: Tensor, view: View) -> bool:
     """Whether :func:`attend_by_head` is for these.
 
     Args:
-        query: (B, T, N, H).
+        query: (B, R, N, H).
         value: (B, N, K, H).
         view: what the rows may see.
     """
     kind = query.device.type
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or kind != "cpu" or torch.is_autocast_enabled(kind):
         return False
-    plain = view.one_sided and view.other_segment is None and view.backward is None
+    plain = view.whole_passes and view.other_segment is None and view.backward is None
     exact = query.dtype == value.dtype == torch.promote_types(value.dtype, torch.float32)
-    scores = view.num_content * value.shape[2]  # T * K
-    only_content = query.shape[1] == view.num_content
-    return plain and exact and only_content and scores > WORTHWHILE * torch.get_num_threads()
+    scores = view.seq_len * value.shape[2]  # T * K
+    return plain and exact and scores > WORTHWHILE * torch.get_num_threads()
 
 
 def attend_by_head(
@@ -39,27 +40,29 @@ def attend_by_head(
     distance_keys: Tensor | None,
     view: View,
 ) -> Tensor:
-    """Values mixed by attention, for content rows that see nothing after them.
+    """Values mixed by attention, for rows at all positions in order that see nothing after them, once or twice.
 
     Products of a block of r rows with its k distances are written into rows of k + 1 places. Read as rows of k, from
     place r - 1 on, they lie shifted: nothing is copied, and products with keys are added where they stand. What a row
     then has of the row before, and the places between, belong to keys after it, which the mask hides.
 
     Args:
-        for_content: (B, T, N, H) = (q + u), scaled.
-        for_position: (B, T, N, H) = (q + v), scaled; None where distances do not count.
+        for_content: (B, R, N, H) = (q + u), scaled; R = T, or 2 T: content rows, then rows of the query stream.
+        for_position: (B, R, N, H) = (q + v), scaled; None where distances do not count.
         key, value: (B, N, K, H).
-        distance_keys: (K, N, H) = W_r R(distance), from the farthest to 0; or None.
+        distance_keys: (J, N, H) = W_r R(distance), from the farthest on; those after distance 0 are not used. Or None.
         view: what the rows may see.
 
     Returns:
-        (B, T, N, H)
+        (B, R, N, H)
     """
     rows, total, _, _ = for_content.shape
-    keys = key.shape[2]
-    mixed = torch.empty_like(for_content)  # (B, T, N, H)
-    for block in blocks(total, rows=1, keys=keys, width=keys, device=key.device):
-        part, reach, size = block.rows, block.keys, block.rows.stop - block.rows.start
+    keys, seq_len = key.shape[2], view.seq_len
+    mixed = torch.empty_like(for_content)  # (B, R, N, H)
+    parts = list(blocks(seq_len, rows=1, keys=keys, width=keys, device=key.device))
+    for first, block in product(range(0, total, seq_len), parts):
+        part = slice(first + block.rows.start, first + block.rows.stop)
+        reach, size = block.keys, part.stop - part.start
         room = view.scratch.of("scores", size * (reach + 1), like=key)
         products = room.view(size, reach + 1)  # (r, k + 1)
         between, products = products[:, reach], products[:, :reach]  # (r,), (r, k)

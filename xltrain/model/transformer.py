@@ -240,14 +240,14 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, Remembered]:
         """Last hidden states (B, P, D) of the predicted positions, and the new memory; arguments as in ``forward``."""
         seq_len = tokens.shape[1]
-        if stream == "query" and predict is None:
-            predict = torch.arange(seq_len, device=tokens.device).expand_as(tokens)
+        slots = None
+        if stream == "query":
+            every_place = torch.arange(seq_len, device=tokens.device).expand_as(tokens)  # (B, T)
+            slots = every_place if predict is None else predict  # (B, P)
         if fresh is not None:
             memory = memory.restarted(fresh)
             if self.zeros_at_first and isinstance(memory, Cache) and fresh.any():
                 memory = memory.cleared()
-        slots = predict if stream == "query" else None
-
         rows = self.embedding(tokens)  # (B, T, D)
         rows = rows * self.scale if self.scale != 1.0 else rows
         added = self._absolute(seq_len, place)  # (T, D) or (B, T, D), or None
@@ -258,7 +258,7 @@ class LanguageModel(nn.Module):
                 query = query + _select(added.expand_as(rows), slots)
             query = self.dropout(query)
             rows = torch.cat([rows, query], dim=1)  # (B, T+P, D)
-        every, last, selected = self._views(order, memory, seq_len, stream, predict, document, segment_ids, backward)
+        every, last, selected = self._views(order, memory, seq_len, slots, predict, document, segment_ids, backward)
         written = document if document is not None else torch.zeros_like(tokens)
         written = written if remember is None else written[:, :remember]
         if isinstance(memory, Cache):
@@ -341,14 +341,13 @@ class LanguageModel(nn.Module):
         order: Tensor,
         memory: Memory | Cache,
         seq_len: int,
-        stream: Stream,
+        slots: Tensor | None,
         predict: Tensor | None,
         document: Tensor | None,
         segment_ids: Tensor | None,
         backward: Tensor | None,
     ) -> tuple[View, View, Tensor | None]:
         """What rows see in every layer but the last, what they see in the last, and which rows the last computes."""
-        slots = predict if stream == "query" else None
         visibility = Visibility.of_segment(
             order=order,
             memory_valid=torch.ones_like(memory.valid()) if self.zeros_at_first else memory.valid(),
@@ -367,11 +366,12 @@ class LanguageModel(nn.Module):
         dtype, _ = self._wide()
         scratch = memory.scratch if isinstance(memory, Cache) else Scratch()
 
-        def view(rule: Visibility, *, num_content: int, parts: tuple[Tensor, Tensor] | None) -> View:
+        def view(rule: Visibility, *, num_content: int, in_order: bool, parts: tuple[Tensor, Tensor] | None) -> View:
             return View.of(
                 rule,
                 seq_len=seq_len,
                 num_content=num_content,
+                in_order=in_order,
                 one_sided=not self.two_sided,
                 dtype=dtype,
                 segments=parts,
@@ -379,14 +379,15 @@ class LanguageModel(nn.Module):
                 scratch=scratch,
             )
 
-        every = view(visibility, num_content=seq_len, parts=segments)
-        if predict is None:
-            return every, every, None
+        every = view(visibility, num_content=seq_len, in_order=predict is None or slots is None, parts=segments)
         selected = predict
-        if stream == "query":
-            selected = seq_len + torch.arange(predict.shape[1], device=predict.device).expand_as(predict)
+        if slots is not None:
+            selected = seq_len + torch.arange(slots.shape[1], device=slots.device).expand_as(slots)  # (B, P)
+        if selected is None:
+            return every, every, None
         parts = None if segments is None else (segments[0].gather(1, selected), segments[1])  # (B, P), (B, K)
-        return every, view(visibility.of_rows(selected), num_content=0, parts=parts), selected
+        last = view(visibility.of_rows(selected), num_content=0, in_order=predict is None, parts=parts)
+        return every, last, selected
 
 
 def _select(rows: Tensor, index: Tensor | None) -> Tensor:

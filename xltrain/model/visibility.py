@@ -116,6 +116,12 @@ class Visibility:
         seen = self.key_order.amax(dim=0) <= self.limit.amin()  # (K,)
         return int(seen.cumprod(0).sum())
 
+    def looks_ahead(self) -> bool:
+        """Whether a row sees a key after it in the text. Asks the device."""
+        position = torch.arange(self.key_order.shape[1] - self.mem_len, device=self.limit.device)  # (T,)
+        after = position > self.row_position[:, :, None]  # (B, R, T)
+        return bool((self.dense(self.mem_len) & after).any())
+
 
 @dataclass(frozen=True)
 class View:
@@ -128,7 +134,7 @@ class View:
     num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
     starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
     seq_len: T.
-    one_sided: whether no row sees a key after it.
+    whole_passes: whether row r stands at position r modulo T, and no row sees a key after it.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
     backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
     scratch: room for what a layer needs while it computes.
@@ -140,7 +146,7 @@ class View:
     num_content: int
     starts: Tensor
     seq_len: int
-    one_sided: bool
+    whole_passes: bool
     other_segment: Tensor | None = None
     backward: Tensor | None = None
     scratch: Scratch = field(default_factory=Scratch)
@@ -152,13 +158,23 @@ class View:
         *,
         seq_len: int,
         num_content: int,
+        in_order: bool,
         one_sided: bool,
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
         backward: Tensor | None = None,
         scratch: Scratch,
     ) -> "View":
-        """Evaluate the rule. ``segments``: ids of the rows (B, R) and of the keys (B, K)."""
+        """Evaluate the rule.
+
+        Args:
+            visibility: the rule.
+            seq_len, num_content, scratch, backward: see the class.
+            in_order: whether row r stands at position r modulo T.
+            one_sided: whether the model's rows never see a key after them; if not, these still may not.
+            dtype: of the mask.
+            segments: ids of the rows (B, R) and of the keys (B, K).
+        """
         known = not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and visibility.limit.device.type == "cpu"
         clear = visibility.clear() if known else 0
         seen = visibility.dense(clear)  # (B, R, K - clear)
@@ -179,7 +195,7 @@ class View:
             num_content=num_content,
             starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
             seq_len=seq_len,
-            one_sided=one_sided,
+            whole_passes=in_order and (one_sided or (known and not visibility.looks_ahead())),
             other_segment=other,
             backward=backward,
             scratch=scratch,
