@@ -1,22 +1,15 @@
 """Fixtures that several test files share."""
 
-import contextlib
-import io
 import shutil
-import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import corpora
 import hypothesis
 import pytest
 import torch
-
-from xltrain.cli import main
+from commands import Outcome, run_command
 
 torch.set_num_threads(1)  # the models are so small that threads cost more than they give
 
@@ -27,44 +20,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
 hypothesis.settings.load_profile("patient")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command left behind: exit status, standard output, standard error."""
-
-    status: int
-    out: str
-    err: str
-
-    def sentence(self, status: int = 2) -> str:
-        """The one sentence of a command that failed."""
-        assert self.status == status, self.err
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        lines = [line for line in self.err.splitlines() if line.startswith("xltrain: ")]
-        assert self.err.splitlines()[-1:] == lines, self.err
-        return lines[0].removeprefix("xltrain: ")
-
-
-def run_command(*arguments: object) -> Outcome:
-    """Run ``xltrain ARGUMENTS`` within this process."""
-    out, err = io.StringIO(), io.StringIO()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    status: object = 0
-    with (
-        mock.patch.object(sys, "argv", ["xltrain", *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    return Outcome(status if isinstance(status, int) else 0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(autouse=True)

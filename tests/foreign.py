@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sys
 import types
 import warnings
@@ -15,6 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from xltrain.data.streams import Segment
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -341,3 +344,28 @@ def tensorflow_variables(sizes: Mapping[str, int]) -> dict[str, Tensor]:
         values = ((torch.arange(torch.Size(shape).numel()) * 37 + 11 * number) % 101 - 50) / 256
         found[name] = values.view(*shape)
     return found
+
+
+def tensorflow_folder(folder: Path, spiece: Path, **changes: Any) -> Path:
+    """The checkpoint in ``golden/tensorflow`` with what the original lays beside it; ``changes`` of its settings."""
+    folder.mkdir()
+    for path in (GOLDEN / "tensorflow").iterdir():
+        shutil.copy(path, folder)
+    shutil.copy(spiece, folder / "spiece.model")
+    settings = TENSORFLOW | {"ff_activation": "gelu", "untie_r": True} | changes
+    (folder / "xlnet_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def segment_of(tokens: Tensor, number: int, length: int) -> Segment:
+    """A piece of the tokens that ``golden`` has losses for."""
+    rows = tokens.shape[0]
+    piece = tokens[:, number * length : (number + 1) * length].long()
+    return Segment(
+        tokens=piece,
+        length=torch.full((rows,), length),
+        next_token=tokens[:, (number + 1) * length].long(),
+        document=torch.zeros_like(piece),
+        next_document=torch.zeros(rows, dtype=torch.int64),
+        fresh=torch.full((rows,), number == 0),
+    )

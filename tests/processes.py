@@ -9,7 +9,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from conftest import Outcome, run_command
+import torch
+from commands import Outcome, run_command
 
 TOO_LONG = 120.0
 
@@ -34,14 +35,17 @@ def together(count: int, *arguments: object, function: Any = run_command) -> lis
 
 def started(*arguments: object, function: Any = run_command) -> BaseProcess:
     """``function(*arguments)``, by default ``xltrain ARGUMENTS``, in a process of its own, to be watched and killed."""
-    process = _context().Process(target=function, args=arguments, daemon=True)
+    process = _context().Process(target=_alone, args=(function, *arguments), daemon=True)
     process.start()
     return process
 
 
-def _one(rank: int, count: int, port: int, function: Any, arguments: tuple[object, ...]) -> Any:
-    import torch
+def _alone(function: Any, *arguments: object) -> None:
+    torch.set_num_threads(1)
+    function(*arguments)
 
+
+def _one(rank: int, count: int, port: int, function: Any, arguments: tuple[object, ...]) -> Any:
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),

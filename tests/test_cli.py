@@ -10,6 +10,7 @@ from typing import Any
 
 import corpora
 import pytest
+from logged import lines_of
 
 Cli = Callable[..., Any]
 
@@ -30,7 +31,7 @@ def test_a_run_leaves_the_files_that_it_promises(finished: tuple[Path, Any]):
     }
     assert (run / "latest").read_text(encoding="utf-8") == "checkpoints/step-6\n"
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-2", "step-4", "step-6"}
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = lines_of(run)
     training = [line for line in lines if "loss" in line]
     validation = [line for line in lines if "validation_loss" in line]
     assert [line["step"] for line in training] == [2, 4, 6]

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import model_of
+from logged import lines_of, series
 
 from xltrain.config.load import validate
 from xltrain.data.columns import ColumnStream, Pairs, cut, every_pair
@@ -391,7 +392,7 @@ def trained(folder: Path, pairs: list[tuple[str, str]], cli: Callable[..., Any],
     outcome = cli("pretrain", config)
     assert outcome.status == 0, outcome.err
     assert "as many whole ones to a row as fit" in outcome.err
-    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = lines_of(folder / "run")[-1]
     found = {size: json.loads(cli("eval-ppl", folder / "run", "--json", "--batch-size", size).out) for size in (1, 16)}
     assert found[16]["loss"] == last["validation_loss"]
     assert found[1]["loss"] == pytest.approx(found[16]["loss"], rel=1e-6)
@@ -432,8 +433,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch_to_the_last_digit(tmp_path: Pat
             )
             config = corpora.write_config(folder / "c.yaml", data)
             assert cli("pretrain", config, *(["--resume"] if number else [])).status == 0
-        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines if "loss" in line])
+        losses.append(series(folder / "run", "loss"))
     assert len(losses[0]) == 8
     assert losses[0] == losses[1]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import config_of, losses
+from logged import losses
+from tiny_runs import config_of
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -11,10 +11,10 @@ import corpora
 import numpy as np
 import pytest
 import torch
+from loaded import TOKENIZER, T, V, loaded
 
 from xltrain.data.store import Split
-from xltrain.data.tokenizer import CharTokenizer, never_target
-from xltrain.distributed import Place
+from xltrain.data.tokenizer import never_target
 from xltrain.evaluation import context_picture
 from xltrain.evaluation.context import (
     asked,
@@ -30,24 +30,11 @@ from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.recl import find_lengths
 from xltrain.model.positions import sinusoid
 from xltrain.pictures import new_figure
-from xltrain.training.build import build_model
-from xltrain.training.checkpoint import Checkpoint
 
 Cli = Callable[..., Any]
-
-CPU = torch.device("cpu")
-TOKENIZER = CharTokenizer("abcdefgh")
-V, T = TOKENIZER.vocab_size, 16
 NONE = np.zeros(V, dtype=bool)
 BACK = 20
 """In the language of these tests a character is the one 20 before it, nine times in ten."""
-
-
-def loaded(objective: str = "causal", **sections: dict[str, Any]) -> Loaded:
-    model = {"init": {"std": 0.25}, "dropout": 0.3} | sections.pop("model", {})
-    config = corpora.config_for(Path("a.txt"), Path(), objective={"name": objective}, model=model, **sections)
-    built = build_model(config, vocab_size=V, device=CPU).eval()
-    return Loaded(Checkpoint(Path("runs/one/checkpoints/step-1")), config, TOKENIZER, built, Place(CPU))
 
 
 def copying(text_len: int = 3000) -> tuple[Loaded, Split]:

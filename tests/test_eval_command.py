@@ -9,6 +9,7 @@ from typing import Any
 
 import corpora
 import pytest
+from logged import series, without_speed
 
 Cli = Callable[..., Any]
 
@@ -16,10 +17,6 @@ EVALUATION_KEYS = {
     "mode", "seq_len", "mem_len", "tokens", "targets", "nll", "loss", "ppl", "ppl_word", "bits_per_char",
     "bits_per_byte", "words", "characters", "bytes", "unknown_rate", "tokens_per_second",
 }  # fmt: skip
-
-
-def without_speed(found: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key != "tokens_per_second"}
 
 
 def test_eval_ppl_prints_one_json_object_the_same_every_time(finished: tuple[Path, Any], cli: Cli):
@@ -42,8 +39,8 @@ def test_validation_while_training_and_eval_ppl_afterwards_agree_to_the_last_dig
     finished: tuple[Path, Any], cli: Cli
 ):
     run = finished[0] / "run"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    logged = {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
+    logged = series(run, "validation_loss")
+    assert set(logged) == {4, 6}
     for step, loss in logged.items():
         found = json.loads(cli("eval-ppl", run / "checkpoints" / f"step-{step}", "--json").out)
         assert found["loss"] == loss

@@ -14,6 +14,7 @@ import corpora
 import pytest
 import torch
 import yaml
+from logged import lines_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
@@ -381,8 +382,7 @@ def test_large_weights_are_spread_over_files(
 
 def test_the_card_says_what_the_model_is(exported: Path, causal: Path):
     card = (exported / "README.md").read_text(encoding="utf-8")
-    metrics = [json.loads(line) for line in (causal / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in metrics if "validation_loss" in line][-1]
+    last = [line for line in lines_of(causal) if "validation_loss" in line][-1]
     assert card.startswith("---\nlicense: unknown\nlibrary_name: transformers\ntags: [xltrain, causal]\n---\n")
     for words in (
         "predicts the next token",

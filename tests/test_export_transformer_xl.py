@@ -9,7 +9,7 @@ from pathlib import Path
 import foreign
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
 from safetensors.torch import load_file
 
 Cli = Callable[..., Outcome]

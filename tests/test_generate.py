@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
-from test_context import T, V, loaded
-from test_score import next_log_probs
+from loaded import T, V, loaded, next_log_probs
 
 from xltrain.data.tokenizer import CONTROLS, SPECIALS, CharTokenizer, SentencePieceTokenizer
 from xltrain.data.words import ByteTokenizer, WordTokenizer

@@ -9,7 +9,7 @@ from typing import Any
 import corpora
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
 
 from xltrain.training.checkpoint import find_checkpoint
 

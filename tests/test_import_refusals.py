@@ -14,9 +14,9 @@ from typing import Any
 import foreign
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
 from safetensors.torch import load_file, save_file
-from test_import_xlnet import save_transformers, tensorflow_folder
+from xlnets import save_transformers
 
 from xltrain.errors import UsageError
 from xltrain.interop import import_checkpoint as module
@@ -175,7 +175,7 @@ def test_files_that_were_cut_short(
         change_json(xlnet / "config.json")  # without a line end, which might be missed
         path = xlnet / {"safetensors": "model.safetensors", "json": "config.json", "spiece": "spiece.model"}[kind]
     elif kind.startswith("tf"):
-        source = tensorflow_folder(tmp_path / "tf", spiece)
+        source = foreign.tensorflow_folder(tmp_path / "tf", spiece)
         path = source / {"tf index": "xlnet_model.ckpt.index", "tf data": "xlnet_model.ckpt.data-00000-of-00001"}[kind]
     else:
         source = foreign.write_original(tmp_path / "source", *golden, old=kind == "old pt")
@@ -187,7 +187,7 @@ def test_files_that_were_cut_short(
 
 
 def test_a_damaged_byte_of_a_tensorflow_checkpoint(refused: Callable[..., str], spiece: Path, tmp_path: Path) -> None:
-    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece)
     for name, place in (("xlnet_model.ckpt.data-00000-of-00001", 5000), ("xlnet_model.ckpt.index", 300)):
         path = folder / name
         data = bytearray(path.read_bytes())
@@ -200,7 +200,7 @@ def test_a_damaged_byte_of_a_tensorflow_checkpoint(refused: Callable[..., str], 
 
 @pytest.mark.parametrize("field", ["size", "offset"])
 def test_a_tensorflow_tensor_of_more_bytes_than_there_are(field: str, spiece: Path, tmp_path: Path) -> None:
-    bundle = Bundle(tensorflow_folder(tmp_path / "tf", spiece) / "xlnet_model.ckpt")
+    bundle = Bundle(foreign.tensorflow_folder(tmp_path / "tf", spiece) / "xlnet_model.ckpt")
     name = "model/lm_loss/bias"
     beyond: dict[str, Any] = {"size": 2**62, "shape": (2**60,)} if field == "size" else {"offset": 2**64 - 8}
     bundle.entries[name] = replace(bundle.entries[name], **beyond)
@@ -233,7 +233,7 @@ def test_missing_and_unexpected_tensors_are_named(
     sentence = refused(xlnet)
     assert "missing transformer.layer.1.rel_attn.q, transformer.mask_emb; unexpected renamed" in sentence
 
-    folder = tensorflow_folder(tmp_path / "tf", spiece, n_layer=3)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece, n_layer=3)
     sentence = refused(folder)
     assert "model/transformer/layer_2/ff/LayerNorm/beta" in sentence
     assert "and 1 more" in sentence
@@ -292,7 +292,7 @@ def test_vocabularies_of_another_size(
 ) -> None:
     change_json(xlnet / "config.json", vocab_size=501)
     assert "vocab_size is 501, but the embedding table has 500 rows" in refused(xlnet)
-    folder = tensorflow_folder(tmp_path / "tf", spiece, n_token=32000)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece, n_token=32000)
     assert "n_token is 32,000, but the embedding table has 500 rows" in refused(folder)
     source = foreign.write_original(tmp_path / "source", *golden)
     text = tmp_path / "words.txt"
@@ -304,7 +304,7 @@ def test_vocabularies_of_another_size(
 def test_a_size_that_says_nothing_is_taken_from_the_tokenizer(
     given: object, cli: Cli, spiece: Path, tmp_path: Path
 ) -> None:
-    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece)
     change_json(folder / "xlnet_config.json", n_token=given)
     outcome = cli("import-checkpoint", folder, tmp_path / "out", "--json")
     assert outcome.status == 0, outcome.err
@@ -413,7 +413,7 @@ def test_formats_that_were_not_meant(refused: Callable[..., str], xlnet: Path, f
 
 
 def test_two_checkpoints_in_one_folder(refused: Callable[..., str], spiece: Path, tmp_path: Path) -> None:
-    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece)
     shutil.copy(folder / "xlnet_model.ckpt.index", folder / "other.ckpt.index")
     assert "holds 2 checkpoints; name one of" in refused(folder)
 

@@ -12,9 +12,8 @@ from typing import Any
 import foreign
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
 from safetensors.torch import load_file
-from test_transformer_xl_golden import segment_of
 from torch import Tensor
 
 from xltrain.interop.import_checkpoint import configuration, find_source
@@ -43,7 +42,7 @@ def losses(model: LanguageModel, config: dict[str, Any], tokens: Tensor, *, cach
     memory: Any = make(rows=tokens.shape[0], mem_len=config["mem_len"])
     found = []
     for number in range(4):
-        segment = segment_of(tokens, number, config["seq_len"])
+        segment = foreign.segment_of(tokens, number, config["seq_len"])
         plan = Causal().plan(segment, Draw(0, 0, torch.arange(tokens.shape[0])))
         with torch.no_grad():
             nll, memory = model(**plan.model_inputs(), memory=memory)
@@ -169,7 +168,7 @@ def test_zeros_return_where_a_row_starts_anew(cli: Cli, tmp_path: Path) -> None:
     for make in (model.empty_memory, model.empty_cache):
         memory: Any = make(rows=2, mem_len=12)
         for number, fresh in enumerate((True, False, True)):
-            segment = segment_of(tokens, number % 2, 8)
+            segment = foreign.segment_of(tokens, number % 2, 8)
             segment = replace(segment, fresh=torch.tensor([fresh, False]))
             with torch.no_grad():
                 plan = Causal().plan(segment, Draw(0, 0, torch.arange(2)))

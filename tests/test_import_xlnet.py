@@ -10,11 +10,12 @@ import corpora
 import foreign
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
+from logged import lines_of
 from safetensors.torch import load_file, save_file
-from test_export_numbers import CASES, config_of, pair
 from torch import Tensor
-from transformers import XLNetConfig, XLNetLMHeadModel, XLNetTokenizer
+from transformers import XLNetConfig, XLNetTokenizer
+from xlnets import CASES, config_of, pair, save_transformers
 
 from xltrain.config.load import load_config
 from xltrain.data.prepare import prepare
@@ -103,16 +104,6 @@ def test_a_run_exported_imported_and_exported_again(trained: Path, exported: Pat
         assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
 
 
-def save_transformers(folder: Path, spiece: Path, *, seed: int = 0, **settings: Any) -> XLNetLMHeadModel:
-    """A model that transformers itself made and wrote."""
-    torch.manual_seed(seed)
-    sizes = {"vocab_size": 500, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "initializer_range": 0.2}
-    model = XLNetLMHeadModel(XLNetConfig(**(sizes | {"dropout": 0.0, "mem_len": 16} | settings))).eval()
-    model.save_pretrained(folder)
-    shutil.copy(spiece, folder / "spiece.model")
-    return model
-
-
 @pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False, "ff_activation": "relu", "clamp_len": 9}])
 def test_what_transformers_wrote_gives_its_logits(
     settings: dict[str, Any], spiece: Path, cli: Cli, tmp_path: Path
@@ -166,7 +157,7 @@ def test_the_first_loss_of_a_continued_training_is_transformers(
     path = corpora.write_config(tmp_path / "continued.yaml", data)
     outcome = cli("pretrain", path)
     assert outcome.status == 0, outcome.err
-    ours = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])["loss"]
+    ours = lines_of(tmp_path / "run")[0]["loss"]
 
     config = load_config(path)
     run = Run.build(config, find_place("cpu"), prepare(config).store, None)
@@ -194,16 +185,6 @@ def test_what_tensorflow_wrote_is_read_whole() -> None:
     assert (bundle.read("global_step").dtype, bundle.read("global_step").shape) == (torch.int64, ())
 
 
-def tensorflow_folder(folder: Path, spiece: Path, **changes: Any) -> Path:
-    folder.mkdir()
-    for path in (foreign.GOLDEN / "tensorflow").iterdir():
-        shutil.copy(path, folder)
-    shutil.copy(spiece, folder / "spiece.model")
-    settings = foreign.TENSORFLOW | {"ff_activation": "gelu", "untie_r": True} | changes
-    (folder / "xlnet_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    return folder
-
-
 def of_transformers(variables: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
     """The mapping of transformers' converter, written out once more."""
     root = "model/transformer/"
@@ -228,7 +209,7 @@ def of_transformers(variables: dict[str, Tensor], num_layers: int) -> dict[str, 
 
 
 def test_tensorflow_to_ours_to_transformers(spiece: Path, cli: Cli, tmp_path: Path) -> None:
-    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece)
     outcome = cli("import-checkpoint", folder, tmp_path / "imported", "--json")
     assert outcome.status == 0, outcome.err
     found = json.loads(outcome.out)
@@ -267,7 +248,7 @@ def test_text_is_cleaned_as_xlnet_does(spiece: Path, corpus: corpora.Corpus, cli
 
 @pytest.mark.parametrize("name", ["xlnet_model.ckpt", "xlnet_model.ckpt.index", "xlnet_model.ckpt.data-00000-of-00001"])
 def test_any_file_of_a_tensorflow_checkpoint_names_it(name: str, spiece: Path, cli: Cli, tmp_path: Path) -> None:
-    folder = tensorflow_folder(tmp_path / "tf", spiece)
+    folder = foreign.tensorflow_folder(tmp_path / "tf", spiece)
     assert cli("import-checkpoint", folder / name, tmp_path / "imported").status == 0
 
 

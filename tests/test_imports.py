@@ -126,6 +126,19 @@ def test_only_distributed_reads_the_environment():
     assert reading == {"distributed.py"}
 
 
+def test_no_file_of_tests_imports_another_or_the_fixtures():
+    """What several share is in files that are named for what they hold."""
+    found = {
+        path.name: [module for module in imports_of(path.read_text(encoding="utf-8")) if is_test(module)]
+        for path in (ROOT / "tests").glob("*.py")
+    }
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def is_test(module: str) -> bool:
+    return module.split(".")[0] in ("conftest", "tests") or module.startswith("test_")
+
+
 def test_every_file_has_a_name_and_a_size_that_can_be_taken_in():
     files = FILES + sorted((ROOT / "scripts").rglob("*.py"))
     assert [path.name for path in files if path.stem in ("utils", "util", "helpers", "misc", "common")] == []

@@ -8,7 +8,7 @@ import corpora
 import pytest
 import torch
 import yaml
-from conftest import Outcome
+from commands import Outcome
 
 from xltrain.config.init_from import TOKENIZER_FILES
 from xltrain.config.load import load_config

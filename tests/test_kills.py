@@ -1,6 +1,5 @@
 """Whatever ends a run, the last good checkpoint is found, and the run goes on as if nothing had happened."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_command
+from commands import run_command
+from logged import lines_of, without_speed
 from processes import started
-from test_processes import config_file
+from tiny_runs import config_file
 
 from xltrain.errors import UsageError
 from xltrain.training import loop
@@ -33,10 +33,9 @@ def wait_for(condition: Any, process: Any, seconds: float = 60.0) -> bool:
     return True
 
 
-def numbers(run: Path) -> list[tuple[Any, ...]]:
+def numbers(run: Path) -> list[dict[str, Any]]:
     """All that was logged, without what measures time."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [tuple(sorted((name, line[name]) for name in line if name != "tokens_per_second")) for line in lines]
+    return [without_speed(line) for line in lines_of(run)]
 
 
 @pytest.mark.parametrize(("kills", "steps"), [(3, 30), pytest.param(20, 150, marks=pytest.mark.slow)])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import NEVER, Case, T, V, cases, model_of, text_for, text_of
+from logged import series
 from torch import Tensor
 
 from xltrain.data.ahead import ReadAhead
@@ -260,7 +261,6 @@ def test_micro_batches_of_empty_rows_count_for_nothing(texts: Path, cli: Callabl
         data["model"] |= {"dropout": 0.0, "attention_dropout": 0.0}
         data["logging"] = {"every": 1}
         assert cli("pretrain", corpora.write_config(folder / "c.yaml", data)).status == 0
-        lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines if "loss" in line])
-        assert [line["tokens_seen"] for line in lines if "loss" in line] == [15, 30]
+        losses.append(series(folder / "run", "loss"))
+        assert series(folder / "run", "tokens_seen") == {1: 15, 2: 30}
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

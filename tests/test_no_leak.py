@@ -3,7 +3,6 @@
 With memory, spans and several epochs; and a model that does leak fails the same check, so the check means something.
 """
 
-import json
 import math
 import random
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from layouts import model_of
-from test_pairs import CLS, FIRST, SEP, Reading, objective_of
+from logged import lines_of
 from torch import Tensor
+from windows import CLS, FIRST, SEP, Reading, objective_of
 
 from xltrain.config.load import validate
 from xltrain.data import pairs
@@ -59,8 +59,7 @@ def validation_loss(folder: Path, **objective: Any) -> float:
     assert config is not None
     assert not problems
     pretrain(config)
-    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    return last["validation_loss"]
+    return lines_of(folder / "run")[-1]["validation_loss"]
 
 
 @pytest.mark.parametrize("objective", ["permutation", "causal", "seq2seq"])

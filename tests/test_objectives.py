@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_permutation_targets import CONTROL, STARTS, V, draw_of, segment_of, targets_of, text_of
+from plans import CONTROL, STARTS, V, draw_of, segment_of, targets_of, text_of
 
 from xltrain.data.passes import whole_text
 from xltrain.data.store import Split

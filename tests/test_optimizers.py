@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import config_of, interrupt_after, losses
+from logged import losses
+from tiny_runs import config_of, interrupt_after
 
 from xltrain.config.training import OptimizerConfig
 from xltrain.errors import UsageError

@@ -1,12 +1,12 @@
 """A run that stays where knowing only frequencies would leave it is warned about, and no other."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from logged import series
 from tiny_runs import config_of
 
 from xltrain.evaluation.perplexity import Result, unigram_entropy
@@ -57,8 +57,7 @@ def test_who_is_warned(
 def test_a_resumed_run_knows_the_last_loss(text: Path, tmp_path: Path) -> None:
     """So that it is warned, or not, as the run without a stop would be."""
     pretrain(config_of(text, tmp_path, steps=5, logging__every=2, checkpoint__every=3))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    loss = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    loss = series(tmp_path, "loss")
     for step, logged in ((3, 2), (5, 5)):
         found = find_checkpoint(tmp_path / "checkpoints" / f"step-{step}").progress().last_loss
         assert found == pytest.approx(loss[logged], rel=1e-6)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from corpora import split_of
-from tiny_runs import config_of, interrupt_after, losses
+from logged import losses
+from tiny_runs import config_of, interrupt_after
 
 from xltrain.evaluation.perplexity import Protocol, evaluate
 from xltrain.model.positions import sinusoid

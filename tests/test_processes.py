@@ -15,11 +15,12 @@ from typing import Any
 import corpora
 import pytest
 import torch
-import yaml
-from conftest import Outcome, run_command
+from commands import Outcome, run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logged import lines_of, without_speed
 from processes import together
+from tiny_runs import config_file
 from torch import nn
 
 from xltrain.config.training import TrainingConfig
@@ -31,31 +32,6 @@ from xltrain.training.checkpoint import find_checkpoint, list_checkpoints
 from xltrain.training.dealing import Deal, deal_again
 from xltrain.training.live import Run
 from xltrain.training.update import Updater
-
-
-def config_file(folder: Path, **changes: Any) -> Path:
-    """A tiny run of 8 rows in 4 micro-batches, which 1, 2 and 4 processes share in ``variant`` ways."""
-    text = corpora.write_text(folder / "text.txt", lines=300, seed=11)
-    valid = corpora.write_text(folder / "valid.txt", lines=40, seed=12)
-    data: dict[str, Any] = {
-        "run": {"seed": 7},
-        "corpus": {"train": [str(text)], "validation": [str(valid)], "cache_dir": str(folder / "cache")},
-        "tokenizer": {"kind": "char"},
-        "segments": {"seq_len": 16, "mem_len": 24, "shuffle_documents": True},
-        "model": {"num_layers": 2, "d_model": 16, "num_heads": 2, "d_inner": 32, "dropout": 0.1},
-        "objective": {"name": "permutation"},
-        "schedule": {"warmup_steps": 5},
-        "training": {"max_steps": 30, "device": "cpu"},
-        "evaluation": {"every": 15, "batch_size": 3},
-        "checkpoint": {"every": 10, "keep": 9},
-        "logging": {"every": 1},
-    }
-    for key, value in changes.items():
-        section, name = key.split("__")
-        data.setdefault(section, {})[name] = value
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return path
 
 
 def dealt(processes: int) -> list[str]:
@@ -72,11 +48,10 @@ def pretrain(processes: int, config: Path, output: Path, *options: str) -> list[
 
 def curve(run: Path) -> dict[str, dict[int, float]]:
     """Every number that a run has logged, by name and step; speeds aside."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found: dict[str, dict[int, float]] = {}
-    for line in lines:
+    for line in map(without_speed, lines_of(run)):
         for name, value in line.items():
-            if name not in ("step", "tokens_per_second"):
+            if name != "step":
                 found.setdefault(name, {})[line["step"]] = value
     return found
 

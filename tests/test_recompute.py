@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import config_of, losses
+from logged import losses
+from tiny_runs import config_of
 
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.loop import pretrain

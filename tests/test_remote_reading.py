@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_context import TOKENIZER, T, V, loaded
+from loaded import TOKENIZER, T, V, loaded
 from torch import Tensor
 
 from xltrain.evaluation.loading import Loaded

@@ -16,8 +16,9 @@ import pytest
 import torch
 import yaml
 from hypothesis import strategies as st
+from logged import lines_of, losses, series, without_speed
 from safetensors.torch import load_file
-from tiny_runs import config_of, interrupt_after, losses
+from tiny_runs import config_of, interrupt_after
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
@@ -76,8 +77,7 @@ def test_forty_straight_equal_twenty_and_twenty(
 
 def everything(folder: Path) -> list[dict[str, Any]]:
     """All lines of ``metrics.jsonl``, validations too, without what depends on the clock."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: line[name] for name in line if name != "tokens_per_second"} for line in lines]
+    return [without_speed(line) for line in lines_of(folder)]
 
 
 FORWARDS = 40 * 2 + 3 * 6
@@ -237,8 +237,7 @@ def test_a_schedule_that_bends_is_told(text: Path, tmp_path: Path, capsys: pytes
     pretrain(config_of(text, tmp_path, steps=20, schedule__name="linear"), resume=True)
     pretrain(config_of(text, tmp_path, steps=40), resume=True)
     said = capsys.readouterr().err
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    rate = {line["step"]: line["lr"] for line in lines if "lr" in line}
+    rate = series(tmp_path, "lr")
     assert rate[21] > 10 * rate[20]
     assert f"learning rate at step 21: {rate[21]:.3e}, which would have been {rate[20]:.3e}" in said
 
@@ -332,8 +331,7 @@ def test_losses_do_not_depend_on_how_many_segments_are_read_ahead(corpus: corpor
             logging={"every": 1},
             segments={"shuffle_documents": True},
         )
-        lines = (pretrain(config) / "metrics.jsonl").read_text().splitlines()
-        found.append([json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)])
+        found.append(series(pretrain(config), "loss"))
     assert len(found[0]) == 20
     assert found == [found[0]] * 4
 

@@ -1,6 +1,5 @@
 """The learning rate is a function of the optimizer step, in every shape."""
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logged import series
 from tiny_runs import config_of
 
 from xltrain.training.loop import pretrain
@@ -80,6 +80,4 @@ def test_with_wsd_a_longer_run_has_the_same_rates_until_the_shorter_one_decays()
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_micro_batches_do_not_count_as_steps(text: Path, tmp_path: Path, accumulate: int) -> None:
     pretrain(config_of(text, tmp_path, steps=40, schedule__warmup_steps=10, training__accumulate=accumulate))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    found = [line["lr"] for line in lines if "lr" in line]
-    assert found == rates("cosine", floor=0.01)
+    assert list(series(tmp_path, "lr").values()) == rates("cosine", floor=0.01)

@@ -11,7 +11,7 @@ import corpora
 import numpy as np
 import pytest
 import torch
-from test_context import T, loaded
+from loaded import T, loaded, next_log_probs
 
 from xltrain.data.prepare import corpus_sources, make_tokenizer
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer
@@ -77,22 +77,6 @@ def test_a_score_is_what_the_model_says_token_by_token(objective: str):
         for place in range(len(given.context), len(row)):
             expected = next_log_probs(model, row[:place])[row[place]]
             assert found[place - len(given.context)] == pytest.approx(expected, abs=1e-5)
-
-
-def next_log_probs(model: Loaded, before: list[int], *, source: int = 0) -> list[float]:
-    """Log-probabilities after some tokens, from one forward over all of them."""
-    query = model.config.objective.name == "permutation"
-    tokens = torch.tensor([[*before, 0]] if query else [before])
-    order = (torch.arange(tokens.shape[1])[None] - source + 1).clamp(min=0)
-    with torch.no_grad():
-        hidden, _ = model.model.hidden(
-            tokens,
-            order,
-            model.model.empty_memory(rows=1, mem_len=0),
-            stream="query" if query else "content",
-            predict=torch.tensor([[tokens.shape[1] - 1]]),
-        )
-        return model.model.softmax.log_probs(hidden)[0, 0].tolist()
 
 
 def test_the_source_of_a_seq2seq_model_sees_itself_from_both_sides():

@@ -8,7 +8,8 @@ import torch
 from corpora import split_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_runs import config_of, interrupt_after, losses
+from logged import losses
+from tiny_runs import config_of, interrupt_after
 
 from xltrain.config.load import validate
 from xltrain.data.staged import StagedStream

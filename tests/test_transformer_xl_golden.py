@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from foreign import GOLDEN, read_golden, weights_of
+from foreign import GOLDEN, read_golden, segment_of, weights_of
 from torch import Tensor
 
 from xltrain.config.training import OptimizerConfig
-from xltrain.data.streams import Segment
 from xltrain.interop.transformer_xl import Layout, find_ties, from_original
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
@@ -51,19 +50,6 @@ def build(config: dict[str, Any], tensors: dict[str, Tensor]) -> LanguageModel:
     layout = Layout(config["num_layers"], cutoffs, div_val, *ties)
     load_weights(model, from_original(weights, layout), source=Path("golden"))
     return model
-
-
-def segment_of(tokens: Tensor, number: int, length: int) -> Segment:
-    rows = tokens.shape[0]
-    piece = tokens[:, number * length : (number + 1) * length].long()
-    return Segment(
-        tokens=piece,
-        length=torch.full((rows,), length),
-        next_token=tokens[:, (number + 1) * length].long(),
-        document=torch.zeros_like(piece),
-        next_document=torch.zeros(rows, dtype=torch.int64),
-        fresh=torch.full((rows,), number == 0),
-    )
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("txl_[!t]*.safetensors")), ids=lambda path: path.stem)

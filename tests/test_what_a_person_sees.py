@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Outcome
+from commands import Outcome
 from corpora import Corpus, config_file, config_for
+from logged import series
 from tiny_runs import config_of
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -121,9 +122,8 @@ def test_tensorboard_has_every_logged_number_once_also_after_resuming(text: Path
         pretrain(config_of(text, tmp_path, steps=steps, logging__tensorboard=True), resume=steps == 9)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for name in ("loss", "lr", "grad_norm", "validation_loss", "tokens_per_second"):
-        expected = {line["step"]: line[name] for line in lines if name in line}
+        expected = series(tmp_path, name)
         events = [(event.step, event.value) for event in found.Scalars(name)]
         assert [step for step, _ in events] == sorted(expected)
         assert [value for _, value in events] == pytest.approx([expected[step] for step, _ in events])
