@@ -12,7 +12,7 @@ import typer
 
 from xltrain import console
 from xltrain.commands import checkpoints, context, evaluate, generate, train
-from xltrain.errors import FailedElsewhere, Stopped, UsageError, XltrainError
+from xltrain.errors import FailedElsewhere, OutputClosed, Stopped, UsageError, XltrainError
 
 app = typer.Typer(
     name="xltrain",
@@ -29,7 +29,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"xltrain {version('xltrain')}")
+        console.out(f"xltrain {version('xltrain')}")
         raise typer.Exit
 
 
@@ -96,6 +96,14 @@ class _Signalled(BaseException):
 def main() -> None:
     """Run the command line; every failure becomes one message and its exit status."""
     _require_utf8()
+    console.open_output()
+    try:
+        _run()
+    except OutputClosed as closed:  # there is nobody to be told
+        sys.exit(closed.exit_code)
+
+
+def _run() -> None:
     debug = "--debug" in sys.argv
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]  # so it may stand anywhere
     signals: list[int] = []
@@ -112,6 +120,8 @@ def main() -> None:
     except _Misuse as error:
         _say_misuse(error)
         sys.exit(UsageError.exit_code)
+    except OutputClosed:
+        raise
     except (SystemExit, _Signalled, Exception) as error:
         if debug or (isinstance(error, SystemExit) and not signals):
             raise

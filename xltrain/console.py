@@ -1,13 +1,32 @@
-"""What a person sees while xltrain works. Everything here goes to standard error; standard output is for results."""
+"""What a person sees while xltrain works, on standard error, and how results come to standard output.
 
+Results are UTF-8 where standard output is. Where it is anything else (``PYTHONIOENCODING=ascii``, a code page of
+Windows), JSON is written in ASCII, which says the same, and characters that the encoding lacks become escapes in other
+text, with a word about it.
+"""
+
+import codecs
+import errno
+import io
+import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from xltrain.errors import OutputClosed, XltrainError
 
 Item = TypeVar("Item")
+
+_ESCAPING = "xltrain.escaping"
+"""Name of what is done with characters that standard output has not."""
+
+_CLOSED = (errno.EPIPE, errno.EINVAL)
+"""What writing into a closed pipe fails with; the second on Windows."""
 
 # Without a terminal a silent phase looks like a hang, so a plain line is printed at least this often.
 SECONDS_BETWEEN_LINES = 15.0
@@ -19,6 +38,78 @@ def speak_as(rank: int) -> None:
     """Say which process of a run this is: all say the same, so only the first is heard."""
     global _rank
     _rank = rank
+
+
+def open_output() -> None:
+    """Let standard output take every text, whatever its encoding; what was asked for by name is left as it is."""
+    codecs.register_error(_ESCAPING, _escape)
+    sys.stdout = sys.stdout or _nowhere()  # a command may be started without them (`>&-`)
+    sys.stderr = sys.stderr or _nowhere()
+    stream = sys.stdout
+    replaceable = ("strict",) if _is_utf8(stream) else ("strict", "surrogateescape")
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in replaceable:
+        stream.reconfigure(errors=_ESCAPING)
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+_told = False
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    global _told
+    if not _told and isinstance(error, UnicodeEncodeError) and not _is_utf8(sys.stdout):
+        _told = True
+        say(
+            f"note: standard output is {sys.stdout.encoding}, which lacks some of these characters; they are written "
+            "as escapes (PYTHONIOENCODING=utf-8 writes them as they are)"
+        )
+    return codecs.backslashreplace_errors(error)
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
+
+
+def out(text: str = "", *, end: str = "\n") -> None:
+    """Print a result on standard output, at once, above a progress bar if one is on screen.
+
+    Raises:
+        OutputClosed: if its reader has ended.
+        XltrainError: if it cannot be written for another reason.
+    """
+    try:
+        with _bars_aside(sys.stdout):
+            print(text, end=end, flush=True)
+    except OSError as error:
+        _give_up(sys.stdout)
+        if error.errno in _CLOSED:
+            raise OutputClosed from None
+        raise XltrainError(f"standard output: {error.strerror or error}") from error
+
+
+def out_json(found: Any) -> None:
+    """Print a JSON value as one line: in ASCII unless standard output is UTF-8 and the text fit for it."""
+    text = json.dumps(found, ensure_ascii=False)
+    if not _is_utf8(sys.stdout) or any("\ud800" <= letter <= "\udfff" for letter in text):
+        text = json.dumps(found)
+    out(text)
+
+
+def _bars_aside(stream: TextIO) -> AbstractContextManager[Any]:
+    if not (stream.isatty() and sys.stderr.isatty()):
+        return nullcontext()
+    from tqdm import tqdm
+
+    return tqdm.external_write_mode(file=stream)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let nothing more be written to a stream that takes nothing, not even at the end what it still holds."""
+    with suppress(OSError, ValueError), _nowhere() as nowhere:  # a stream of a test is no file
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def say(message: str) -> None:
@@ -33,12 +124,14 @@ def fail(message: str) -> None:
 
 
 def _print(message: str) -> None:
-    if sys.stderr.isatty():
-        from tqdm import tqdm
-
-        tqdm.write(message, file=sys.stderr)
-    else:
-        print(message, file=sys.stderr, flush=True)
+    try:
+        with _bars_aside(sys.stderr):
+            print(message, file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno not in _CLOSED:
+            raise
+        _give_up(sys.stderr)
+        raise OutputClosed from None
 
 
 def warn(message: str) -> None:

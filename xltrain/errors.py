@@ -31,3 +31,13 @@ class FailedElsewhere(XltrainError):
     def __init__(self, exit_code: int) -> None:
         super().__init__("")
         self.exit_code = exit_code
+
+
+class OutputClosed(XltrainError):
+    """Whoever read what this command prints has ended (``| head``); it ends too, without a word."""
+
+    exit_code = 141
+    """128 + SIGPIPE, as a shell says of programs that this signal has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("")

@@ -1,11 +1,11 @@
 """`context`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xltrain import console
 from xltrain.commands.options import AsJson, ClampLen, SplitName, TextFiles, table
 from xltrain.errors import UsageError
 
@@ -54,29 +54,29 @@ def context(
         picture=picture,
     )
     if as_json:
-        print(json.dumps(found))
+        console.out_json(found)
         return
     for model in found["models"]:
-        print(f"{model['checkpoint']} ({model['objective']}, trained with memory {model['mem_len']})")
+        console.out(f"{model['checkpoint']} ({model['objective']}, trained with memory {model['mem_len']})")
         table(
             [
                 {_TITLES.get(key, key): value for key, value in point.items() if value is not None}
                 for point in model["curve"]
             ]
         )
-        print()
+        console.out()
     if "recl" not in found:
         return
     recl = found["recl"]
-    print(
+    console.out(
         f"effective context length, in tokens (step {recl['step']}, {recl['targets']:,} targets): by a model's own mean"
     )
-    print("loss, and relative to the best of the group on the share r of the tokens that are hardest")
+    console.out("loss, and relative to the best of the group on the share r of the tokens that are hardest")
     shares = list(recl["lengths"][0])
-    print("".join(f"{title:>10}" for title in ("own", *(f"r = {share}" for share in shares))))
+    console.out("".join(f"{title:>10}" for title in ("own", *(f"r = {share}" for share in shares))))
     for model, own, lengths in zip(found["models"], recl["effective"], recl["lengths"], strict=True):
         shown = [f"{length:,}" if length else f">= {recl['longest']:,}" for length in (own, *lengths.values())]
-        print("".join(f"{length:>10}" for length in shown) + f"  {model['checkpoint']}")
+        console.out("".join(f"{length:>10}" for length in shown) + f"  {model['checkpoint']}")
 
 
 def _lengths(given: str | None) -> list[int]:

@@ -1,11 +1,11 @@
 """`eval-ppl` and `inspect`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xltrain import console
 from xltrain.commands.options import AsJson, ClampLen, Overrides, Source, SplitName, TextFiles, show, table
 
 
@@ -74,13 +74,13 @@ def inspect(
 
     found = run(source, overrides=set_ or [], signal=signal, picture=picture, processes=processes)
     if as_json:
-        print(json.dumps(found))
+        console.out_json(found)
         return
     rows = found.pop("signal", [])
     parts = found.pop("parts")
     show(found, as_json)
-    print("\nparameters by part")
+    console.out("\nparameters by part")
     show(parts, as_json)
     if rows:
-        print("\nsignal at initialisation: second moments, entropy in nats, norm of the gradient")
+        console.out("\nsignal at initialisation: second moments, entropy in nats, norm of the gradient")
         table(rows)

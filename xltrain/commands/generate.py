@@ -1,6 +1,5 @@
 """`score` and `generate`."""
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -45,7 +44,7 @@ def score(
         mem_len=mem_len,
         batch_size=batch_size,
     ):
-        print(json.dumps(found, ensure_ascii=False), flush=True)
+        console.out_json(found)
 
 
 def generate(
@@ -86,7 +85,7 @@ def generate(
 
     def show(sample: Sample, text: str) -> None:
         if streamed:
-            print(sample.before + text if sample.text == text else text, end="", flush=True)
+            console.out(sample.before + text if sample.text == text else text, end="")
 
     found, samples = run(
         source,
@@ -101,14 +100,14 @@ def generate(
         show=show,
     )
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        console.out_json(found)
         return
     if streamed:
-        print("" if samples[0].text else samples[0].before)
+        console.out("" if samples[0].text else samples[0].before)
     else:
         for sample in samples:
             of_prompt = f"prompt {sample.prompt_number}, " if len(prompts) > 1 else ""
-            print(f"--- {of_prompt}sample {sample.copy}\n{sample.before}{sample.text}")
+            console.out(f"--- {of_prompt}sample {sample.copy}\n{sample.before}{sample.text}")
     console.say(f"{found['tokens']:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
 
 

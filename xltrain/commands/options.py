@@ -1,10 +1,11 @@
 """Options that several commands have, and how they print what they found."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from xltrain import console
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 Overrides = Annotated[
@@ -28,18 +29,18 @@ _WIDTH = 22
 
 def show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        console.out_json(found)
         return
     width = max(_WIDTH, *map(len, found))
     for key, value in found.items():
-        print(f"{key:<{width}} {_shown(value, digits=6)}")
+        console.out(f"{key:<{width}} {_shown(value, digits=6)}")
 
 
 def table(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
-    print("  ".join(f"{name:>15}" for name in names))
+    console.out("  ".join(f"{name:>15}" for name in names))
     for row in rows:
-        print("  ".join(f"{_shown(row[name], digits=5, zeros=True):>15}" for name in names))
+        console.out("  ".join(f"{_shown(row[name], digits=5, zeros=True):>15}" for name in names))
 
 
 def _shown(value: Any, *, digits: int, zeros: bool = False) -> str:

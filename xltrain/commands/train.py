@@ -1,6 +1,5 @@
 """`prepare`, `pretrain` and `plot`."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -42,9 +41,9 @@ def prepare(
     if isinstance(prepared, Waiting):
         if as_json:
             found = {"fingerprint": prepared.fingerprint, "finished": prepared.finished, "shards": prepared.shards}
-            print(json.dumps(found))
+            console.out_json(found)
         else:
-            print(
+            console.out(
                 f"part {shard} is done; {prepared.finished:,} of {prepared.shards:,} shards of the store are there. "
                 "The other parts, or prepare without --shard, make the rest"
             )
@@ -60,9 +59,9 @@ def prepare(
         "training": store.manifest["training"],
     }
     if as_json:
-        print(json.dumps(found))
+        console.out_json(found)
         return
-    print(f"vocabulary {store.vocab_size:,}, store {store.folder}")
+    console.out(f"vocabulary {store.vocab_size:,}, store {store.folder}")
     print_report(store.manifest)
 
 
@@ -98,8 +97,8 @@ def pretrain(
         from xltrain.training.dry_run import amounts
 
         if peers.first:
-            print(dump_config(loaded))
-            print("\n".join(amounts(loaded, peers.world_size)))
+            console.out(dump_config(loaded))
+            console.out("\n".join(amounts(loaded, peers.world_size)))
         return
     from xltrain.interop.huggingface import reasons_against
     from xltrain.training.loop import pretrain as train
@@ -117,4 +116,4 @@ def plot(
     from xltrain.training.curves import plot as draw
 
     draw(runs, output)
-    print(output)
+    console.out(str(output))

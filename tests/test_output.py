@@ -1,0 +1,157 @@
+"""Results come out whatever standard output is: in another encoding, closed by its reader, full, or not there."""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from commands import Outcome
+
+from xltrain import console
+from xltrain.cli import main
+
+PACKAGE = Path(console.__file__).parent
+
+
+def run_into(stream: io.TextIOWrapper | None, *arguments: object, errors_too: bool = False) -> Outcome:
+    """``xltrain ARGUMENTS`` with standard output (and with ``errors_too`` standard error) going to ``stream``."""
+    err = io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    status: object = 0
+    with (
+        mock.patch.object(sys, "argv", ["xltrain", *map(str, arguments)]),
+        mock.patch.object(sys, "stdout", stream),
+        mock.patch.object(sys, "stderr", stream if errors_too else err),
+        mock.patch.object(console, "_told", False),
+    ):
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return Outcome(status if isinstance(status, int) else 0, "", err.getvalue())
+
+
+def bytes_of(encoding: str, *arguments: object, errors: str = "strict") -> tuple[bytes, str]:
+    """What a command writes to a file of this encoding, and what it says."""
+    file = io.BytesIO()
+    stream = io.TextIOWrapper(file, encoding=encoding, errors=errors)  # which closes the file when it goes
+    outcome = run_into(stream, *arguments)
+    assert outcome.status == 0, outcome.err
+    return file.getvalue(), outcome.err
+
+
+@contextlib.contextmanager
+def closed_pipe() -> Iterator[io.TextIOWrapper]:
+    """The writing end of a pipe whose reader has ended."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", encoding="utf-8")
+    yield stream
+    stream.close()  # raises nothing: what it still held went nowhere
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("Bada kilemo.\n語 🙂\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_json_is_ascii_where_standard_output_is_not_utf_8(run: Path, lines: Path, encoding: str):
+    arguments = ("score", run, lines, "--per-token")
+    readable, _ = bytes_of("utf-8", *arguments)
+    assert "▁" in readable.decode("utf-8")
+    found, said = bytes_of(encoding, *arguments)
+    assert found.isascii()
+    assert [json.loads(line) for line in found.splitlines()] == [json.loads(line) for line in readable.splitlines()]
+    assert "escapes" not in said
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "shown", "told"),
+    [
+        ("ascii", "strict", b"\\u8a9e\\xe9\\U0001f642", True),
+        ("latin-1", "strict", b"\\u8a9e\xe9\\U0001f642", True),
+        ("ascii", "surrogateescape", b"\\u8a9e\\xe9\\U0001f642", True),
+        ("ascii", "replace", b"???", False),  # as PYTHONIOENCODING=ascii:replace asks for
+        ("utf-8", "strict", "語é🙂".encode(), False),
+    ],
+)
+def test_text_becomes_escapes_and_a_word_about_it(run: Path, encoding: str, errors: str, shown: bytes, told: bool):
+    found, said = bytes_of(encoding, "generate", run, "語é🙂", "--max-tokens", 4, errors=errors)
+    assert found.startswith(shown)
+    assert said.count("they are written as escapes") == told
+
+
+def test_bytes_of_a_name_that_are_no_characters(run: Path, lines: Path):
+    text = lines.rename(os.fsdecode(os.fsencode(lines.parent) + b"/r\xff.txt"))
+    found, _ = bytes_of("utf-8", "eval-ppl", run, "--data", text)
+    assert rb"r\udcff.txt" in found
+    found, _ = bytes_of("utf-8", "eval-ppl", run, "--data", text, "--json")
+    assert json.loads(found)["text"] == str(text)
+
+
+COMMANDS: dict[str, list[Any]] = {
+    "score": ["score", "RUN", "LINES"],
+    "generate": ["generate", "RUN", "--max-tokens", 3],
+    "several samples": ["generate", "RUN", "--max-tokens", 3, "--num-samples", 2],
+    "eval-ppl": ["eval-ppl", "RUN"],
+    "json": ["eval-ppl", "RUN", "--json"],
+    "inspect": ["inspect", "RUN"],
+    "dry run": ["pretrain", "CONFIG", "--dry-run"],
+    "prepare": ["prepare", "CONFIG"],
+    "context": ["context", "RUN", "--targets", 0, "--mem-lens", 0],
+    "version": ["--version"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("errors_too", [False, True])
+def test_a_reader_that_has_ended_ends_the_command_quietly(
+    finished: tuple[Path, Outcome], lines: Path, name: str, errors_too: bool
+):
+    places = {"RUN": finished[0] / "run", "CONFIG": finished[0] / "c.yaml", "LINES": lines}
+    arguments = [places.get(str(argument), argument) for argument in COMMANDS[name]]
+    with closed_pipe() as stream:
+        outcome = run_into(stream, *arguments, errors_too=errors_too)
+    assert outcome.status == 141
+    assert "xltrain: " not in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_a_mistake_that_nobody_can_be_told_ends_quietly_too():
+    with closed_pipe() as stream:
+        assert run_into(stream, "inspect", "nowhere", errors_too=True).status == 141
+
+
+def test_a_full_disk_is_named():
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        outcome = run_into(full, "--version")
+    assert outcome.status == 1
+    assert outcome.err == "xltrain: standard output: No space left on device\n"
+
+
+def test_without_standard_output_a_command_works_for_nobody(finished: tuple[Path, Outcome]):
+    assert run_into(None, "inspect", finished[0] / "run", errors_too=True).status == 0
+
+
+def test_all_results_go_through_one_place():
+    """So that the rule above holds for every command."""
+    for path in [PACKAGE / "cli.py", *sorted((PACKAGE / "commands").glob("*.py"))]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert "print" not in names, path
