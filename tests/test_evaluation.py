@@ -1,93 +1,21 @@
-"""Perplexity: the same numbers whatever the batch, every target once, and figures that mean what they say."""
+"""Perplexity: the same numbers whatever the batch, and every target once."""
 
 import itertools
 import math
 from collections import Counter, defaultdict
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import corpora
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from evaluated import T, Trained, V, Watched, by_position, text_of, trained
 
-from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts
-from xltrain.data.store import Split, split_in_memory
+from xltrain.data.store import Split
 from xltrain.data.streams import NO_TOKEN
-from xltrain.data.tokenizer import CharTokenizer, train_characters
-from xltrain.evaluation.per_token import Recorder
-from xltrain.evaluation.perplexity import Interrupted, Protocol, Result, evaluate, report, standard_error
-from xltrain.model.transformer import LanguageModel
+from xltrain.evaluation.perplexity import Interrupted, Protocol
 from xltrain.objectives.left_to_right import LeftToRight
-from xltrain.objectives.plan import IGNORE, Objective
-from xltrain.training.build import build_model, build_objective
-
-CPU = torch.device("cpu")
-TOKENIZER = CharTokenizer("".join(chr(ord("a") + number) for number in range(26)))
-V = TOKENIZER.vocab_size
-T = 16
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model whose weights are large enough that context matters, and what it was configured with."""
-
-    config: Config
-    model: LanguageModel
-
-    def score(self, split: Split, mode: str = "stream", *, model: nn.Module | None = None, **more: Any) -> Result:
-        given = {"seq_len": T, "mem_len": T, "batch_size": 4, "stride": 1} | more
-        extra = {key: given.pop(key) for key in ("unigram", "should_stop", "record") if key in given}
-        objective = given.pop("objective", None)
-        next_token = self.config.objective.name in ("causal", "seq2seq")
-        protocol = Protocol(mode=mode, next_token=next_token, **given)
-        return evaluate(
-            model or self.model,
-            objective or build_objective(self.config, tokenizer=TOKENIZER, seq_len=protocol.seq_len, device=CPU),
-            split,
-            protocol,
-            new_memory=lambda rows: self.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-            seed=self.config.run.seed,
-            device=CPU,
-            context=nullcontext,
-            **extra,
-        )
-
-
-def trained(objective: str = "causal", vocab_size: int = V, **sections: dict[str, Any]) -> Trained:
-    model = {"init": {"std": 0.25}, "dropout": 0.3, "attention_dropout": 0.3} | sections.pop("model", {})
-    config = corpora.config_for(Path("a.txt"), Path(), objective={"name": objective}, model=model, **sections)
-    return Trained(config, build_model(config, vocab_size=vocab_size, device=CPU))
-
-
-def text_of(*lengths: int, seed: int = 0) -> Split:
-    return corpora.split_of(lengths, name="validation", vocab_size=V, seed=seed)
-
-
-class Watched(nn.Module):
-    """Passes everything on to a model and keeps the loss of every target that counts, by document."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model, self.layers = model, model.layers
-        self.losses: dict[int, list[float]] = defaultdict(list)
-        self.targets: list[int] = []
-        self.was_training: set[bool] = set()
-
-    def forward(self, **inputs: Any) -> tuple[Tensor, Any]:
-        losses, memory = self.model(**inputs)
-        self.was_training.add(self.model.training)
-        document, targets = inputs["document"], inputs["targets"]
-        for row in range(targets.shape[0]):
-            for place in (targets[row] != IGNORE).nonzero().flatten().tolist():
-                number = 0 if document is None else int(document[row, place])
-                self.losses[number].append(float(losses[row, place]))
-                self.targets.append(int(targets[row, place]))
-        return losses, memory
+from xltrain.objectives.plan import IGNORE
 
 
 def recorded(found: Trained, split: Split, **more: Any) -> dict[int, list[float]]:
@@ -190,6 +118,14 @@ def test_the_total_is_the_sum_over_all_tokens_of_one_that_is_read_by_hand():
     assert result.nll == pytest.approx(sum(by_hand[:-1]), rel=1e-6)
 
 
+def test_the_end_of_a_text_is_no_target():
+    assert NO_TOKEN == IGNORE
+    found, split = trained(), text_of(3 * T)
+    recorder = Watched(found.model)
+    found.score(split, model=recorder, batch_size=1)
+    assert recorder.targets == split.tokens[1:].tolist()
+
+
 def test_documents_on_their_own_score_all_but_their_first_token():
     split = text_of(40, 1, 17, 64)
     assert trained().score(split, "document").targets == 122 - 4
@@ -212,15 +148,6 @@ def test_a_sliding_window_of_one_gives_every_target_the_whole_window():
             expected.append(float(found.model(part, torch.arange(part.shape[1])[None], targets, memory)[0].sum()))
     result = found.score(split, "sliding", seq_len=window, mem_len=0, stride=1, batch_size=7)
     assert (result.targets, result.nll) == (39, pytest.approx(sum(expected), rel=1e-6))
-
-
-def by_position(found: Trained, split: Split, objective: Objective | None = None, **more: Any) -> dict[int, float]:
-    """The loss of every target by its place in the text."""
-    recorder = Recorder()
-    found.score(split, record=recorder, objective=objective, **more)
-    positions, losses = recorder.in_order()
-    assert len(set(positions.tolist())) == len(positions), "each place once"
-    return dict(zip(positions.tolist(), losses.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["stream", "document", "sliding"])
@@ -261,40 +188,6 @@ def test_a_first_segment_has_the_same_losses_with_an_empty_memory_as_with_none()
         found, split = trained(model=settings), text_of(T, seed=5)
         without = by_position(trained(), split, mem_len=0)
         assert by_position(found, split, mem_len=64) == pytest.approx(without, abs=1e-6)
-
-
-class Costly(nn.Module):
-    """Every target costs 10 nats, but for those of a segment with only one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList()
-
-    def forward(self, targets: Tensor, memory: Any, **inputs: Any) -> tuple[Tensor, Any]:
-        counted = targets != IGNORE
-        return torch.where(counted, 10.0 if counted.sum() > 1 else 2.0, 0.0), memory
-
-
-def test_a_mean_is_over_targets_not_over_batches():
-    result = trained().score(text_of(11), model=Costly(), seq_len=9, mem_len=0, batch_size=1)
-    assert (result.targets, result.nll) == (10, 92.0)
-    assert result.loss == pytest.approx(9.2)  # the mean of the two batches' means would be 6
-
-
-def test_the_standard_error_is_that_of_a_ratio_of_block_sums():
-    assert standard_error(np.array([3.0]), np.array([2.0])) is None
-    assert standard_error(np.array([2.0, 4.0, 0.0]), np.array([2.0, 4.0, 0.0])) == 0.0
-    # Blocks of equal size: the standard deviation of their means over the root of their number.
-    draw = np.random.default_rng(1)
-    means = draw.normal(2.0, 0.3, size=50)
-    expected = means.std(ddof=1) / math.sqrt(50)
-    assert standard_error(means * 40, np.full(50, 40.0)) == pytest.approx(expected, rel=1e-12)
-    # It does not depend on how a text is cut into batches.
-    found, split = trained(), text_of(900)
-    errors = [found.score(split, batch_size=rows).standard_error for rows in (1, 3)]
-    assert errors[0] == pytest.approx(errors[1], rel=1e-5)
-    losses = np.array(list(by_position(found, split).values()))
-    assert 0.3 < errors[0] / (losses.std() / math.sqrt(len(losses))) < 3  # these tokens are independent
 
 
 def test_rows_are_as_many_as_it_pays_to_warm():
@@ -392,84 +285,3 @@ def test_an_evaluation_that_is_stopped_leaves_the_model_training():
     with pytest.raises(Interrupted):
         found.score(text_of(300), should_stop=lambda: next(answers))
     assert found.model.training
-
-
-# --- what the figures mean
-
-
-@pytest.mark.parametrize("objective", ["causal", "permutation", "masked", "seq2seq"])
-def test_a_uniform_model_has_the_vocabulary_size_as_its_perplexity(objective: str):
-    found = trained(objective)
-    with torch.no_grad():
-        found.model.embedding.weight.zero_()
-    result = found.score(text_of(500))
-    assert math.exp(result.loss) == pytest.approx(V, rel=1e-6)
-
-
-def test_the_unigram_loss_is_that_of_the_same_targets():
-    found, split = trained(), text_of(200)
-    counts = np.arange(V, dtype=np.int64) * 3
-    result = found.score(split, unigram=counts)
-    share = (counts + 1) / (counts.sum() + V)
-    expected = -np.log(share[split.tokens[1:]])
-    assert result.unigram_loss == pytest.approx(expected.mean(), rel=1e-12)
-    masked = trained("permutation").score(split, unigram=np.zeros(V, dtype=np.int64))
-    assert masked.unigram_loss == pytest.approx(math.log(V), rel=1e-12)
-
-
-def chinese(folder: Path, lines: int, end: str) -> Split:
-    """A text of seven characters, 21 bytes, again and again."""
-    path = folder / "zh.txt"
-    path.write_bytes(("我們學習語言。" + end).encode("utf-8") * lines)
-    counts = Counts()
-    documents = list(corpora.read_documents([path], separator="blank_line", counts=counts))
-    tokenizer = train_characters([line for document in documents for line in document.lines], vocab_size=None)
-    return split_in_memory("validation", documents, counts, tokenizer)
-
-
-def figures(result: Result, split: Split, *, whole: bool = True) -> dict[str, Any]:
-    return report(result, split, Protocol("stream", T, T, 4), whole=whole)
-
-
-@pytest.mark.parametrize(("end", "characters", "size"), [("", 7_000, 21_000), ("\n", 8_000, 22_000)])
-def test_bits_per_character_and_per_byte_are_told_apart(tmp_path: Path, end: str, characters: int, size: int):
-    split = chinese(tmp_path, 1_000, end)
-    assert (split.counts["characters"], split.counts["bytes"]) == (characters, size)
-    result = trained(vocab_size=17).score(split)
-    assert result.targets == characters  # every character but the first, and the end of the document
-    found = figures(result, split)
-    assert found["bits_per_char"] == pytest.approx(result.nll / 0.69314718056 / characters, rel=1e-9)
-    assert found["bits_per_byte"] * size == pytest.approx(found["bits_per_char"] * characters, rel=1e-12)
-    if not end:
-        assert found["bits_per_char"] == pytest.approx(3 * found["bits_per_byte"], rel=1e-12)
-
-
-def test_figures_per_word_are_the_total_over_the_words_of_the_raw_text(tmp_path: Path):
-    split = replace(text_of(100), counts=text_of(100).counts | {"words": 20})
-    result = Result(nll=200.0, targets=99, seconds=2.0, tokens=100, unigram_nll=0.0)
-    found = figures(result, split)
-    assert found["ppl"] == pytest.approx(math.exp(200 / 99))
-    assert found["ppl_word"] == pytest.approx(math.exp(10.0))
-    assert found["tokens_per_second"] == 50.0
-
-
-def test_where_only_some_tokens_are_targets_figures_of_the_whole_text_are_left_out():
-    result = Result(nll=200.0, targets=9, seconds=1.0, tokens=100, unigram_nll=0.0)
-    found = figures(result, text_of(100), whole=False)
-    assert {found[key] for key in ("ppl_word", "bits_per_char", "bits_per_byte")} == {None}
-    assert found["ppl"] == pytest.approx(math.exp(200 / 9))
-
-
-def test_a_perplexity_that_no_number_can_hold_is_left_out():
-    result = Result(nll=2000.0, targets=500, seconds=1.0, tokens=100, unigram_nll=0.0)
-    found = figures(result, text_of(100))
-    assert found["ppl_word"] is None  # 2,000 nats for one word
-    assert found["ppl"] == pytest.approx(math.exp(4.0))
-
-
-def test_the_end_of_a_text_is_no_target():
-    assert NO_TOKEN == IGNORE
-    found, split = trained(), text_of(3 * T)
-    recorder = Watched(found.model)
-    found.score(split, model=recorder, batch_size=1)
-    assert recorder.targets == split.tokens[1:].tolist()
