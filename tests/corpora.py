@@ -49,6 +49,16 @@ def write_text(path: Path, *, lines: int, seed: int, eol: str = "\n") -> Path:
     return path
 
 
+def write(path: Path, content: bytes | str) -> Path:
+    """A file of just this content, in UTF-8, and its path."""
+    path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    return path
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    return write(path, "".join(line + "\n" for line in lines))
+
+
 def chinese_lines(lines: int, length: int, *, seed: int = 3, alphabet: int = 400) -> list[str]:
     """Lines of Han characters without spaces, the first characters of the alphabet far more frequent."""
     draw = random.Random(seed)
@@ -114,6 +124,11 @@ def read_documents(paths: Iterable[Path], *, separator: str, counts: Counts | No
     for path in paths:
         for piece in cut_file(path, separator=separator):
             yield from piece.documents(counts)
+
+
+def documents(path: Path, separator: str = "blank_line", counts: Counts | None = None) -> list[list[str]]:
+    """The lines of every document of a file."""
+    return [found.lines for found in read_documents([path], separator=separator, counts=counts)]
 
 
 def config_of_pairs(folder: Path) -> tuple[Path, list[str]]:

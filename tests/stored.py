@@ -14,6 +14,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from corpora import write
 
 from xltrain.data.corpus import Counts
 from xltrain.data.prepare import corpus_sources, fingerprints, marks_of
@@ -38,11 +39,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": bz2.compress,
     "zst": zstd,
 }
-
-
-def write(path: Path, content: bytes | str) -> Path:
-    path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    return path
 
 
 def json_lines(texts: Iterable[str | None], field: str = "text") -> str:

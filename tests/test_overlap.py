@@ -7,7 +7,8 @@ from typing import Any
 import corpora
 import datasets
 import pytest
-from stored import json_lines, write
+from corpora import write
+from stored import json_lines
 
 from xltrain.config.text import SourceConfig
 from xltrain.data.overlap import trained_on

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored import PACKERS, documents, found, json_lines, refused, write
+from corpora import write
+from stored import PACKERS, documents, found, json_lines, refused
 
 from xltrain.data import records
 

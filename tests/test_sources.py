@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from stored import PACKERS, TEXTS, documents, json_lines, marks, parquet, refused, write, zstd
+from corpora import write
+from stored import PACKERS, TEXTS, documents, json_lines, marks, parquet, refused, zstd
 
 from xltrain.data.corpus import Counts
 from xltrain.data.prepare import prepare

@@ -11,7 +11,8 @@ import corpora
 import datasets
 import fsspec
 import pytest
-from stored import documents, json_lines, marks, parquet, refused, write
+from corpora import write
+from stored import documents, json_lines, marks, parquet, refused
 
 from xltrain.data.prepare import prepare
 from xltrain.data.sources import find_sources

@@ -13,6 +13,7 @@ from typing import Any
 import corpora
 import numpy as np
 import pytest
+from corpora import write
 
 from xltrain.data.building import TOGETHER
 from xltrain.data.locks import locked
@@ -20,11 +21,6 @@ from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
 from xltrain.data.store import Split, Store, storage_type
 from xltrain.data.streams import Position, TrainingStream
 from xltrain.errors import UsageError, XltrainError
-
-
-def text(path: Path, content: str) -> Path:
-    path.write_text(content, encoding="utf-8")
-    return path
 
 
 def characters(train: Path, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +41,8 @@ def mark(data: dict[str, Any]) -> str:
 
 
 def test_the_store_gives_back_tokens_ends_counts_and_unigram_counts(tmp_path: Path):
-    train = text(tmp_path / "a.txt", "abba\nc\n\nca\n")
-    store = build(characters(train, tmp_path, corpus={"validation": [str(text(tmp_path / "v.txt", "ad\n"))]}))
+    train = write(tmp_path / "a.txt", "abba\nc\n\nca\n")
+    store = build(characters(train, tmp_path, corpus={"validation": [str(write(tmp_path / "v.txt", "ad\n"))]}))
     split = store.split("train")
     assert split.tokens.tolist() == [10, 11, 11, 10, 9, 12, 9, 7, 12, 10, 9, 7]
     assert split.ends.tolist() == [8, 12]
@@ -68,7 +64,7 @@ def test_the_store_gives_back_tokens_ends_counts_and_unigram_counts(tmp_path: Pa
     ],
 )
 def test_words_and_bytes_are_stored_with_their_own_marks(tmp_path: Path, kind: str, expected: Any):
-    train = text(tmp_path / "a.txt", "b a\nc\n\nb d\n")
+    train = write(tmp_path / "a.txt", "b a\nc\n\nb d\n")
     size = {"word": 4, "byte": None}[kind]
     store = build(
         corpora.settings(train, tmp_path, tokenizer={"kind": kind, "vocab_size": size, "eos": kind == "word"})
@@ -82,7 +78,7 @@ def test_words_and_bytes_are_stored_with_their_own_marks(tmp_path: Path, kind: s
 
 
 def test_batches_of_documents_join_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    train = text(tmp_path / "a.txt", "".join(f"document {number}\nends\n\n" for number in range(50)))
+    train = write(tmp_path / "a.txt", "".join(f"document {number}\nends\n\n" for number in range(50)))
     whole = build(characters(train, tmp_path / "whole")).split("train")
     monkeypatch.setattr("xltrain.data.encoding.BATCH_CHARACTERS", 30)
     cut = build(characters(train, tmp_path / "cut")).split("train")
@@ -94,7 +90,7 @@ def test_batches_of_documents_join_without_a_seam(tmp_path: Path, monkeypatch: p
 def test_large_vocabularies_are_stored_in_32_bits(tmp_path: Path):
     points = [*range(0x4E00, 0xA000), *range(0x20000, 0x2A6E0), *range(0x2A700, 0x2B739)]
     assert len(points) == 67_865
-    train = text(tmp_path / "all.txt", "".join(map(chr, points)))
+    train = write(tmp_path / "all.txt", "".join(map(chr, points)))
     store = build(characters(train, tmp_path))
     assert store.vocab_size == 67_865 + 9
     assert store.manifest["dtype"] == "uint32"
@@ -146,7 +142,7 @@ def test_places_beyond_31_bits_are_read_right(tmp_path: Path):
     ],
 )
 def test_a_setting_that_can_change_an_id_changes_the_name(tmp_path: Path, sections: dict[str, Any]):
-    train = text(tmp_path / "a.txt", "some text\n")
+    train = write(tmp_path / "a.txt", "some text\n")
     assert mark(corpora.settings(train, tmp_path, **sections)) != mark(corpora.settings(train, tmp_path))
 
 
@@ -164,7 +160,7 @@ def test_a_setting_that_can_change_an_id_changes_the_name(tmp_path: Path, sectio
     ],
 )
 def test_no_other_setting_changes_the_name(tmp_path: Path, sections: dict[str, Any]):
-    train = text(tmp_path / "a.txt", "some text\n")
+    train = write(tmp_path / "a.txt", "some text\n")
     assert mark(corpora.settings(train, tmp_path, **sections)) == mark(corpora.settings(train, tmp_path))
 
 
@@ -172,7 +168,7 @@ def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Pa
     """A run that goes on is held to it: another validation text will do, another training text will not."""
     found = []
     for train, valid in (("a b c\n", "d\n"), ("a b c\n", "e\n"), ("a b d\n", "d\n")):
-        path, corpus = text(tmp_path / "t.txt", train), {"validation": [str(text(tmp_path / "v.txt", valid))]}
+        path, corpus = write(tmp_path / "t.txt", train), {"validation": [str(write(tmp_path / "v.txt", valid))]}
         config = corpora.config_for(path, tmp_path, corpus=corpus, tokenizer={"path": str(spiece)})
         store = prepare(config).store
         marks = fingerprints(config, marks_of(corpus_sources(config)))
@@ -182,28 +178,28 @@ def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Pa
 
 
 def test_one_byte_of_any_file_changes_the_name_and_its_path_does_not(tmp_path: Path):
-    train, valid = text(tmp_path / "a.txt", "some text\n"), text(tmp_path / "v.txt", "more\n")
+    train, valid = write(tmp_path / "a.txt", "some text\n"), write(tmp_path / "v.txt", "more\n")
     data = characters(train, tmp_path, corpus={"validation": [str(valid)]})
     before = mark(data)
     assert mark(characters(train, tmp_path)) != before
-    moved = text(tmp_path / "moved.txt", "some text\n")
+    moved = write(tmp_path / "moved.txt", "some text\n")
     assert mark(characters(moved, tmp_path, corpus={"validation": [str(valid)]})) == before
-    text(valid, "more!\n")
+    write(valid, "more!\n")
     assert mark(data) != before
-    text(valid, "more\n")
-    text(train, "some texT\n")
+    write(valid, "more\n")
+    write(train, "some texT\n")
     assert mark(data) != before
 
 
 def test_the_order_and_the_ends_of_files_change_the_name(tmp_path: Path):
-    one, two = text(tmp_path / "1.txt", "one\n"), text(tmp_path / "2.txt", "two\n")
-    joined = text(tmp_path / "12.txt", "one\ntwo\n")
+    one, two = write(tmp_path / "1.txt", "one\n"), write(tmp_path / "2.txt", "two\n")
+    joined = write(tmp_path / "12.txt", "one\ntwo\n")
     names = {mark(characters(files, tmp_path)) for files in ([one, two], [two, one], [joined])}  # type: ignore[arg-type]
     assert len(names) == 3
 
 
 def test_an_existing_tokenizer_counts_by_its_bytes_and_not_by_how_one_would_be_trained(spiece: Path, tmp_path: Path):
-    train = text(tmp_path / "a.txt", "some text\n")
+    train = write(tmp_path / "a.txt", "some text\n")
     copy = tmp_path / "copy.model"
     copy.write_bytes(spiece.read_bytes())
     first = mark(corpora.settings(train, tmp_path, tokenizer={"path": str(spiece)}))
@@ -217,7 +213,7 @@ def test_an_existing_tokenizer_counts_by_its_bytes_and_not_by_how_one_would_be_t
 
 
 def test_a_second_run_reuses_the_store_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config = corpora.checked(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
+    config = corpora.checked(characters(write(tmp_path / "a.txt", "some text\n"), tmp_path))
     first = prepare(config)
     assert f"wrote the token store {first.store.folder}" in capsys.readouterr().err
     files = {path: path.stat().st_mtime_ns for path in first.store.folder.iterdir()}
@@ -235,7 +231,7 @@ def test_long_phases_tell_how_much_of_a_single_file_is_done(
     monkeypatch.setattr("xltrain.console.SECONDS_BETWEEN_LINES", -1.0)
     monkeypatch.setattr("xltrain.data.corpus.BLOCK", 500_000)
     monkeypatch.setattr("xltrain.data.encoding.BATCH_CHARACTERS", 400_000)
-    build(characters(text(tmp_path / "a.txt", "some text\n\n" * 100_000), tmp_path))
+    build(characters(write(tmp_path / "a.txt", "some text\n\n" * 100_000), tmp_path))
     log = capsys.readouterr().err
     for phase in ("reading for the vocabulary", "tokenising train"):
         assert f"{phase}: 0.5 of 1.1 MB (45%)" in log
@@ -262,7 +258,7 @@ def test_what_killed_builds_of_other_stores_left_is_removed_unless_it_can_be_of_
     (cache / "building-shared" / TOGETHER).touch()
     os.utime(cache / "building-old", (0, 0))
     with locked(cache / "building-alive" / "lock"):
-        store = build(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
+        store = build(characters(write(tmp_path / "a.txt", "some text\n"), tmp_path))
     left = {path.name for path in cache.iterdir()}
     assert left == {store.folder.name, "building-alive", "building-useful", "building-shared", "store-other"}
     said = capsys.readouterr().err
@@ -312,7 +308,7 @@ def test_a_build_that_is_stopped_leaves_no_store_and_the_next_one_succeeds(
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = corpora.checked(characters(text(tmp_path / "a.txt", "some text\n"), tmp_path))
+    config = corpora.checked(characters(write(tmp_path / "a.txt", "some text\n"), tmp_path))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -324,7 +320,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_store_without_its_manifest_is_built_again(tmp_path: Path):
-    data = characters(text(tmp_path / "a.txt", "some text\n"), tmp_path)
+    data = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
     folder = build(data).folder
     (folder / "manifest.json").unlink()
     (folder / "train.tokens").write_bytes(b"")
@@ -336,7 +332,7 @@ def test_a_store_without_its_manifest_is_built_again(tmp_path: Path):
 @pytest.mark.parametrize("name", ["train.tokens", "train.ends", "unigram"])
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"\0\0", lambda data: None])
 def test_a_damaged_store_is_named_and_not_read(tmp_path: Path, name: str, change: Any):
-    data = characters(text(tmp_path / "a.txt", "some text\n"), tmp_path)
+    data = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
     store = build(data)
     path = store.folder / name
     content = change(path.read_bytes())
@@ -348,9 +344,9 @@ def test_a_damaged_store_is_named_and_not_read(tmp_path: Path, name: str, change
 
 
 def test_a_cache_folder_that_is_a_file_is_refused(tmp_path: Path):
-    blocked = text(tmp_path / "blocked", "")
+    blocked = write(tmp_path / "blocked", "")
     for place in (blocked, blocked / "inside"):
-        data = characters(text(tmp_path / "a.txt", "text\n"), tmp_path, corpus={"cache_dir": str(place)})
+        data = characters(write(tmp_path / "a.txt", "text\n"), tmp_path, corpus={"cache_dir": str(place)})
         with pytest.raises(UsageError, match=r"corpus\.cache_dir: .*blocked.* cannot be used"):
             build(data)
 

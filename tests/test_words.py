@@ -6,6 +6,7 @@ from typing import Any
 
 import corpora
 import pytest
+from corpora import write
 
 from xltrain.data.kinds import read_tokenizer
 from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
@@ -33,9 +34,9 @@ def test_rare_words_become_unknown():
 
 
 def test_a_word_that_is_not_known_is_refused_by_the_text_that_has_it(tmp_path: Path, cli: Any):
-    train, long = written(tmp_path / "t.txt", "the cat\n" * 9), "x" * 3_000
+    train, long = write(tmp_path / "t.txt", "the cat\n" * 9), "x" * 3_000
     for word, shown in (("dog", "'dog'"), (long, f"that begins '{'x' * 40}'")):
-        valid = written(tmp_path / "v.txt", f"the {word}\n")
+        valid = write(tmp_path / "v.txt", f"the {word}\n")
         config = corpora.config_file(
             tmp_path, train, corpus={"validation": [str(valid)]}, tokenizer={"kind": "word", "vocab_size": None}
         )
@@ -60,12 +61,12 @@ def test_who_uses_a_trained_model_is_told_which_words_it_has():
 
 
 def test_the_words_of_a_prompt_and_of_other_texts_are_told_the_same_way(tmp_path: Path, cli: Any):
-    train = written(tmp_path / "t.txt", "the cat sat on the mat and saw the dog\n" * 40)
+    train = write(tmp_path / "t.txt", "the cat sat on the mat and saw the dog\n" * 40)
     words = {"kind": "word", "vocab_size": None}
     config = corpora.config_file(tmp_path, train, tokenizer=words, objective={"name": "causal"})
     assert cli("pretrain", config, "--set", "training.max_steps=1").status == 0
     told = "the word 'cats' is not in the vocabulary, which has no <unk>; use words of the training text, such as 'cat'"
-    other = written(tmp_path / "other.txt", "the cats\n")
+    other = write(tmp_path / "other.txt", "the cats\n")
     assert cli("generate", tmp_path / "run", "the cats").sentence() == told
     assert cli("score", tmp_path / "run", other).sentence() == f"line 1: {told}"
     assert cli("eval-ppl", tmp_path / "run", "--data", other).sentence() == f"--data: {told}"
@@ -74,7 +75,7 @@ def test_the_words_of_a_prompt_and_of_other_texts_are_told_the_same_way(tmp_path
 def test_text_without_spaces_is_told_to_have_no_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     told = "WARNING: corpus.train: between spaces, this text has 30 characters on average"
     for kind, expected in (("word", True), ("char", False)):
-        path = written(tmp_path / "zh.txt", "".join(line + "\n" for line in corpora.chinese_lines(40, 29)))
+        path = write(tmp_path / "zh.txt", "".join(line + "\n" for line in corpora.chinese_lines(40, 29)))
         prepare(corpora.config_for(path, tmp_path, tokenizer={"kind": kind, "vocab_size": None}))
         assert (told in capsys.readouterr().err) == expected
 
@@ -93,19 +94,14 @@ def test_a_vocabulary_without_any_word_is_refused():
         words(min_count=3)
 
 
-def written(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
-
-
 def test_a_list_may_begin_with_a_brace(tmp_path: Path):
     for first in ("{", "{ 17", '{"', "{}"):
-        listed = written(tmp_path / "vocab.txt", f"{first}\n}}\nfor\n")
+        listed = write(tmp_path / "vocab.txt", f"{first}\n}}\nfor\n")
         assert read_tokenizer(listed, kind="word", eos=False).encode([f"for }} {first.split()[0]}"]) == [[2, 1, 0]]
 
 
 def test_a_list_of_words_is_a_vocabulary(tmp_path: Path):
-    listed = written(tmp_path / "vocab.txt", "\ufeffthe 17\r\ncat\n\n<UNK> 3\n")
+    listed = write(tmp_path / "vocab.txt", "\ufeffthe 17\r\ncat\n\n<UNK> 3\n")
     tokenizer = read_tokenizer(listed, kind="word")
     assert [tokenizer.piece(number) for number in range(4)] == ["<eos>", "the", "cat", "<UNK>"]
     assert tokenizer.encode(["the dog cat"]) == [[1, 3, 2, 0]]
@@ -127,7 +123,7 @@ def test_a_list_of_words_is_a_vocabulary(tmp_path: Path):
     ],
 )
 def test_a_file_that_is_no_list_of_words_is_refused(tmp_path: Path, content: str | bytes, said: str):
-    path = written(tmp_path / "vocab.txt", content)
+    path = write(tmp_path / "vocab.txt", content)
     with pytest.raises(UsageError) as caught:
         read_tokenizer(path, kind="word")
     assert str(caught.value).startswith(f"{path}: not a word vocabulary")
@@ -135,10 +131,10 @@ def test_a_file_that_is_no_list_of_words_is_refused(tmp_path: Path, content: str
 
 
 def test_a_store_is_named_after_the_list_and_how_it_is_used(tmp_path: Path):
-    train = written(tmp_path / "t.txt", "the cat\n")
+    train = write(tmp_path / "t.txt", "the cat\n")
     names = set()
     for content, options in (("the\ncat\n", {}), ("cat\nthe\n", {}), ("the\ncat\n", {"eos": False})):
-        path = written(tmp_path / "vocab.txt", content)
+        path = write(tmp_path / "vocab.txt", content)
         config = corpora.config_for(
             train, tmp_path, tokenizer={"kind": "word", "vocab_size": None, "path": str(path)} | options
         )

@@ -10,9 +10,10 @@ from typing import Any
 import corpora
 import numpy as np
 import pytest
+from corpora import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored import PACKERS, parquet, write
+from stored import PACKERS, parquet
 
 from xltrain.data import corpus as corpus_module
 from xltrain.data import records, workers
