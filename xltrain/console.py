@@ -31,6 +31,9 @@ _CLOSED = (errno.EPIPE, errno.EINVAL)
 # Without a terminal a silent phase looks like a hang, so a plain line is printed at least this often.
 SECONDS_BETWEEN_LINES = 15.0
 
+# What is seldom long shows a bar only then: a few lines to score, or what a person types.
+SECONDS_BEFORE_A_BAR = 1.0
+
 _rank = 0
 
 
@@ -139,8 +142,11 @@ def warn(message: str) -> None:
     say(f"WARNING: {message}")
 
 
-def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> Any:
-    """A tqdm bar on a terminal; on anything else an object with the same methods that draws nothing."""
+def bar(*, total: int | None, initial: int = 0, unit: str, description: str, delay: float = 0.0) -> Any:
+    """A tqdm bar on a terminal; on anything else an object with the same methods that draws nothing.
+
+    ``delay``: seconds before it is shown at all. At its end it stays, unless it was shown below another one.
+    """
     from tqdm import tqdm
 
     return tqdm(
@@ -151,12 +157,16 @@ def bar(*, total: int | None, initial: int = 0, unit: str, description: str) -> 
         unit_scale=unit != "step",
         dynamic_ncols=True,
         smoothing=0.1,
+        delay=delay,
+        leave=None,
         disable=_rank != 0 or not sys.stderr.isatty(),
         file=sys.stderr,
     )
 
 
-def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, description: str) -> Iterator[Item]:
+def progress(
+    items: Iterable[Item], *, done: Callable[[], int], total: int, description: str, delay: float = 0.0
+) -> Iterator[Item]:
     """Yield ``items``, with a bar on a terminal and a plain line now and then elsewhere.
 
     Progress is in bytes, ``done()`` of ``total``: one file may be the whole corpus. What was done before the first item
@@ -164,7 +174,7 @@ def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, desc
     """
     begin = last = time.monotonic()
     first = before = done()
-    with bar(total=total, initial=first, unit="B", description=description) as shown:
+    with bar(total=total, initial=first, unit="B", description=description, delay=delay) as shown:
         for item in items:
             yield item
             now = done()
@@ -180,26 +190,38 @@ def progress(items: Iterable[Item], *, done: Callable[[], int], total: int, desc
 
 
 @contextmanager
-def counting(*, total: int, unit: str, description: str) -> Iterator[Callable[[int], None]]:
-    """A function to be told what else is done; a bar on a terminal and a plain line now and then elsewhere."""
-    last, done = time.monotonic(), 0
-    with bar(total=total, unit=unit, description=description) as shown:
+def counting(
+    *, total: int | None, unit: str, description: str, delay: float = 0.0
+) -> Iterator[Callable[[float], None]]:
+    """A function to be told what else is done; a bar on a terminal and a plain line now and then elsewhere.
 
-        def count(more: int) -> None:
+    ``total``: None where nobody knows it. A part of a unit counts too: one line may be a whole book.
+    """
+    last, done = time.monotonic(), 0.0
+    with bar(total=total, unit=unit, description=description, delay=delay) as shown:
+
+        def count(more: float) -> None:
             nonlocal last, done
             done += more
             shown.update(more)
             if shown.disable and time.monotonic() - last > SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                say(f"{description}: {done:,} of {total:,} {unit}s ({done / max(total, 1):.0%})")
+                whole = int(done + 1e-6)  # parts add up but for rounding
+                said = f"{whole:,}" if total is None else f"{whole:,} of {total:,}"
+                share = "" if total is None else f" ({done / max(total, 1):.0%})"
+                say(f"{description}: {said} {unit}s{share}")
 
         yield count
 
 
 @contextmanager
-def busy(description: str) -> Iterator[None]:
-    """Say what is done that cannot tell how far it is, and now and then that it still is."""
-    say(description)
+def busy(description: str, *, at_once: bool = True) -> Iterator[None]:
+    """Say what is done that cannot tell how far it is, and now and then that it still is.
+
+    ``at_once``: not only where it takes long.
+    """
+    if at_once:
+        say(description)
     begin, over = time.monotonic(), threading.Event()
 
     def remind() -> None:

@@ -15,7 +15,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building, full_disk_told
-from xltrain.data.corpus import Counts, Document, Piece, vocabulary_lines
+from xltrain.data.corpus import Counts, Piece, vocabulary_lines
 from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
@@ -375,8 +375,3 @@ def _announced(items: Iterable[Item], counts: Counts, pieces: Iterable[Piece], d
     """Yield ``items`` that are read from ``pieces`` and counted in ``counts``, showing how far the reading is."""
     total = sum(piece.size for piece in pieces)
     return console.progress(items, done=lambda: counts.bytes, total=total, description=description)
-
-
-def documents_of(sources: Iterable[Source], counts: Counts) -> Iterator[Document]:
-    """Documents of sources that are not part of the store."""
-    return (document for source in sources for piece in source.pieces() for document in piece.documents(counts))

@@ -168,7 +168,7 @@ def generate(
     ]
     rows = batch_size or loaded.config.evaluation.batch_size
     begin = time.perf_counter()
-    with _progress(samples) as finished:
+    with _progress(samples) as advanced:
         for first in range(0, len(samples), rows):
             batch = samples[first : first + rows]
             _continue(
@@ -179,7 +179,7 @@ def generate(
                 sampling=sampling,
                 max_tokens=max_tokens,
                 show=show,
-                finished=finished,
+                advanced=advanced,
             )
     seconds = time.perf_counter() - begin
     total = sum(len(sample.tokens) for sample in samples)
@@ -194,8 +194,8 @@ def generate(
     return found, samples
 
 
-def _progress(samples: list[Sample]) -> AbstractContextManager[Callable[[int], None]]:
-    """To be told how many samples have come to their end; a single one shows itself."""
+def _progress(samples: list[Sample]) -> AbstractContextManager[Callable[[float], None]]:
+    """To be told how many samples are done, and parts of them; a single one shows itself."""
     if len(samples) == 1:
         return nullcontext(lambda count: None)
     return console.counting(total=len(samples), unit="sample", description="generating")
@@ -210,11 +210,15 @@ def _continue(
     sampling: Sampling,
     max_tokens: int,
     show: Callable[[Sample, str], None],
-    finished: Callable[[int], None],
+    advanced: Callable[[float], None],
 ) -> None:
     """Generate samples together, one token of each at a time; those that are over leave the batch."""
     different = list(dict.fromkeys(map(tuple, ids)))  # a prompt of several samples is read once
-    log_probs, state = reader.read(different)
+    total = sum(map(len, different))
+    with console.counting(
+        total=total, unit="token", description="reading the prompt", delay=console.SECONDS_BEFORE_A_BAR
+    ) as read:
+        log_probs, state = reader.read(different, advanced=read)
     device = log_probs.device
     which = torch.tensor([different.index(tuple(row)) for row in ids], device=device)
     log_probs, state = log_probs[which], state.selected(which)  # (B, V)
@@ -225,7 +229,8 @@ def _continue(
         tokens = sampling.choose(log_probs, allowed, samples=numbers, step=step)  # (B,)
         _append(running, tokens, log_probs, ends, show)
         going = [row for row, sample in enumerate(running) if not sample.ended and step < max_tokens - 1]
-        finished(len(running) - len(going))
+        over = len(running) - len(going)  # these need no more of their steps
+        advanced((len(going) + over * (max_tokens - step)) / max_tokens)
         if not going:
             break
         if len(going) < len(running):

@@ -87,7 +87,8 @@ def inspect(
     _look_at_bins(config, fingerprint)
     found = {"vocab_size": vocab_size} | sizes(config, model, vocab_size, processes)
     if signal or picture:
-        report = report_of(config, vocab_size)
+        with console.busy("measuring signals at initialisation", at_once=False):
+            report = report_of(config, vocab_size)
         found["signal"] = as_rows(report)
         if picture:
             draw_report(report, picture)

@@ -8,7 +8,6 @@ from xltrain.config.schema import Config
 from xltrain.data.corpus import Counts
 from xltrain.data.files import named_by
 from xltrain.data.kinds import column_separator
-from xltrain.data.prepare import documents_of
 from xltrain.data.sources import find_sources
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
@@ -84,7 +83,15 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
     name = names if data else split
     between = column_separator(tokenizer) if config.two_columns else None
     with named_by(key):
-        found = split_in_memory(name, documents_of(sources, counts), counts, tokenizer, between=between)
+        pieces = [piece for source in sources for piece in source.pieces()]
+        documents = console.progress(
+            (document for piece in pieces for document in piece.documents(counts)),
+            done=lambda: counts.bytes,
+            total=sum(piece.size for piece in pieces),
+            description=f"reading {name}",
+            delay=console.SECONDS_BEFORE_A_BAR,
+        )
+        found = split_in_memory(name, documents, counts, tokenizer, between=between)
     if found.num_documents == 0:
         raise UsageError(f"{key}: {names} contains no text")
     if found.num_tokens < 2:

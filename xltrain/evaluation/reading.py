@@ -79,12 +79,15 @@ class Reader:
         )
 
     @torch.no_grad()
-    def read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, State]:
+    def read(
+        self, rows: Sequence[Sequence[int]], *, advanced: Callable[[float], None] = lambda tokens: None
+    ) -> tuple[Tensor, State]:
         """Read B texts of one token or more from their beginnings.
 
         Segments are cut from a text's end, so that they do not depend on the other rows. Shorter rows are padded in
         front, where nobody sees it; where memory begins with zeros that are seen, texts of different lengths are read
-        one at a time, for nothing may stand between a text and its zeros.
+        one at a time, for nothing may stand between a text and its zeros. ``advanced`` is told how many tokens have
+        been read since the last time.
 
         Returns:
             (B, V) log-probabilities of the next token, and the state to go on from.
@@ -95,7 +98,7 @@ class Reader:
             return self._again(window), window
         width = max(map(len, rows))
         if self.model.zeros_at_first and min(map(len, rows)) < width:
-            apart = [self.read([row]) for row in rows]
+            apart = [self.read([row], advanced=advanced) for row in rows]
             states = [state for _, state in apart if isinstance(state, Cache)]
             return torch.cat([log_probs for log_probs, _ in apart]), Cache.joined(states)  # (B, V)
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)  # (B, W)
@@ -109,6 +112,7 @@ class Reader:
             last, memory = self._advance(tokens[:, start:stop], text, memory, source=self.source)
             read = (length - (width - stop)).clamp(min=0, max=self.mem_len)  # (B,)
             memory = replace(memory, length=read)  # padding is not remembered
+            advanced(sum(max(0, stop - max(start, width - len(row))) for row in rows))
         return self._log_probs(last), memory
 
     @torch.no_grad()

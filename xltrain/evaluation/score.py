@@ -5,7 +5,7 @@ see the whole context as a source. Masked models know no probability of a text: 
 (Salazar et al. 2020), the sum over tokens of what the model says of each when it alone is hidden.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,15 +34,25 @@ class Scorer:
     """Scores texts, ``batch_size`` at once; how many does not change a result.
 
     Texts longer than a segment are read segment by segment from their beginning, with memory.
+
+    advanced: told how many texts are done since the last time; parts of them count.
     """
 
     loaded: Loaded
     seq_len: int
     mem_len: int
     batch_size: int
+    advanced: Callable[[float], None] = lambda texts: None
 
     @classmethod
-    def of(cls, loaded: Loaded, *, mem_len: int | None = None, batch_size: int | None = None) -> "Scorer":
+    def of(
+        cls,
+        loaded: Loaded,
+        *,
+        mem_len: int | None = None,
+        batch_size: int | None = None,
+        advanced: Callable[[float], None] = lambda texts: None,
+    ) -> "Scorer":
         """For a trained model, with the run's own sizes by default.
 
         Raises:
@@ -59,6 +69,7 @@ class Scorer:
             seq_len=segments.seq_len,
             mem_len=segments.mem_len if mem_len is None else mem_len,
             batch_size=batch_size or loaded.config.evaluation.batch_size,
+            advanced=advanced,
         )
 
     def score(self, texts: Iterable[Given]) -> Iterator[np.ndarray]:
@@ -110,6 +121,9 @@ class Scorer:
                     segment_ids=self._parts(places, asked, device),
                 )
             log_probs[:, predicted] = torch.where(wanted, -nll.double().cpu(), log_probs[:, predicted])
+            self.advanced(len(rows) * len(places) / read)
+        if read < 1:  # texts of one token, of which nothing is predicted
+            self.advanced(len(rows))
         if query:  # as for other models: nothing says anything about a first token
             log_probs[:, 0] = torch.nan
         return [
@@ -125,21 +139,21 @@ class Scorer:
         found = np.full(len(row), np.nan)
         memory = self._memory(1, len(row), self.seq_len)
         documents = self._documents(torch.tensor([row]))  # (1, tokens) or None
+        asked = [place for place in range(len(given.context), len(row)) if not self._never_asked[row[place]]]
+        if not asked:
+            self.advanced(1)
         for start in range(0, len(row), self.seq_len):
             tokens = torch.tensor([row[start : start + self.seq_len]], device=device)  # (1, T)
             count = tokens.shape[1]
             document = None if documents is None else documents[:, start : start + count].to(device)  # (1, T)
-            hidden = [
-                place
-                for place in range(max(0, len(given.context) - start), count)
-                if not self._never_asked[row[start + place]]
-            ]
+            hidden = [place - start for place in asked if start <= place < start + count]
             for first in range(0, len(hidden), self.batch_size):
                 predict = torch.tensor(hidden[first : first + self.batch_size], device=device)[:, None]  # (B, 1)
                 shown = tokens.expand(len(predict), -1).scatter(1, predict, mask)  # (B, T)
                 targets = tokens.expand(len(predict), -1).gather(1, predict)  # (B, 1)
                 nll = self._apart(shown, targets, memory, predict, document)
                 found[start + predict.flatten().cpu().numpy()] = -nll.flatten().double().cpu().numpy()
+                self.advanced(len(predict) / len(asked))
             if start + count < len(row):
                 with self._context():
                     _, memory = self.loaded.model.hidden(tokens, torch.zeros_like(tokens), memory, document=document)

@@ -52,10 +52,10 @@ def score_lines(
     """
     if form not in ("auto", "lines", "jsonl"):
         raise UsageError(f"--format: {form!r} is not allowed; choose auto, lines, jsonl")
+    total = None
     if file != STDIN and (not Path(file).exists() or Path(file).is_file()):  # what is piped can be read only once
         with _opened(file) as lines:
-            for _ in read_items(lines, name=file, form=form):
-                pass
+            total = sum(1 for _ in read_items(lines, name=file, form=form))
     loaded = load(source)
     encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
     if end and encoder.end is None:
@@ -65,9 +65,14 @@ def score_lines(
             f"--end: a {loaded.config.objective.name} model never predicts where a text ends, in training or here; "
             "leave it out"
         )
-    scorer = Scorer.of(loaded, mem_len=mem_len, batch_size=batch_size)
     report = _Report(loaded.tokenizer)
-    with _opened(file) as lines:
+    with (
+        _opened(file) as lines,
+        console.counting(
+            total=total, unit="line", description="scoring", delay=console.SECONDS_BEFORE_A_BAR
+        ) as advanced,
+    ):
+        scorer = Scorer.of(loaded, mem_len=mem_len, batch_size=batch_size, advanced=advanced)
         waiting: list[tuple[Item, Given]] = []
         given = _remembered(_encoded(read_items(lines, name=file, form=form), loaded, encoder, end=end), waiting)
         for scores in scorer.score(given):

@@ -84,7 +84,8 @@ def export(
     subject = Subject(config, vocabulary, model)
     difference = cost = None
     with replacing(output, what="the export") as folder:
-        _write(folder, chosen, subject, averaged, dtype=torch.float32)
+        with console.busy(f"writing {output}", at_once=False):
+            _write(folder, chosen, subject, averaged, dtype=torch.float32)
         card = model_card(
             config, vocabulary, model, averaged, usage=chosen.usage, dtype=dtype, licence=licence, name=output.name
         )
@@ -92,8 +93,9 @@ def export(
         if verify:
             difference = _compare(folder, chosen, subject)
         if dtype != "fp32":  # what was just compared, rounded: the difference is now that of rounding alone
-            _write(folder, chosen, subject, averaged, dtype=DTYPES[dtype])
-            cost = chosen.difference(folder, subject) if verify else None
+            with console.busy(f"rounding it to {dtype}", at_once=False):
+                _write(folder, chosen, subject, averaged, dtype=DTYPES[dtype])
+                cost = chosen.difference(folder, subject) if verify else None
     found = {
         "output": str(output),
         "format": format_name,
@@ -221,9 +223,10 @@ def save(tensors: dict[str, Tensor], folder: Path) -> None:
 
 
 def _compare(folder: Path, chosen: Format, subject: Subject) -> float:
-    found = chosen.difference(folder, subject)
+    reader = "transformers" if chosen.needs_transformers else "a new model"
+    with console.busy(f"comparing its logits with those that {reader} computes from it", at_once=False):
+        found = chosen.difference(folder, subject)
     if not found <= TOLERANCE:  # so that a NaN fails too
-        reader = "transformers" if chosen.needs_transformers else "a new model"
         raise XltrainError(
             f"{reader} computes other logits from the exported folder: they differ by up to {found:.2g}, and "
             f"{TOLERANCE:g} is allowed; nothing was exported, please report this with the run's config.yaml"

@@ -86,8 +86,8 @@ def import_checkpoint(
     )
     name, path = find_source(source, format_name)
     reader, what = FORMATS[name]
-    console.say(f"reading {path}, {what}")
-    imported = reader(path, vocabulary)
+    with console.busy(f"reading {path}, {what}"):
+        imported = reader(path, vocabulary)
     config = configuration(imported, path, initial_memory=initial_memory)
     initial_memory = config.segments.initial_memory
     check_weights(imported, config, path)
@@ -108,7 +108,7 @@ def import_checkpoint(
         "initial_memory_there": imported.initial_memory,
         "notes": notes,
     }
-    with replacing(output, what="the import") as folder:
+    with replacing(output, what="the import") as folder, console.busy(f"writing {output}", at_once=False):
         _write(folder, imported, config, about)
     for note in notes:
         console.say(f"note: {note}")
