@@ -106,3 +106,68 @@ def finished(
 def run(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
     """A copy of the finished run that a test may damage."""
     return shutil.copytree(finished[0] / "run", tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def train(
+    corpus: corpora.Corpus, cli: Callable[..., Outcome], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """``train(model={...})`` trains for two steps and gives the run's folder. Nobody may change it."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(**sections: dict[str, Any]) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        data = corpora.settings(corpus.train, folder, corpus={"cache_dir": str(cache)}, training={"max_steps": 2})
+        data["model"]["init"] = {"std": 0.2}  # large enough that a mistake in numbers shows
+        for name, keys in sections.items():
+            data.setdefault(name, {}).update(keys)
+        outcome = cli("pretrain", corpora.write_config(folder / "config.yaml", data))
+        assert outcome.status == 0, outcome.err
+        return folder / "run"
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def causal(train: Callable[..., Path], corpus: corpora.Corpus) -> Path:
+    """A run of a model that transformers has no class for, with three checkpoints. Nobody may change it."""
+    return train(
+        corpus={"validation": [str(corpus.valid)]},
+        objective={"name": "causal"},
+        model={"norm_position": "pre", "final_norm": True, "head_dim": 16},
+        segments={"seq_len": 16, "mem_len": 24},
+        training={"max_steps": 6},
+        checkpoint={"every": 2, "keep": 3},
+        evaluation={"max_tokens": 500},
+    )
+
+
+@pytest.fixture
+def refused_import(cli: Callable[..., Outcome], tmp_path: Path) -> Callable[..., str]:
+    """``refused_import(source)`` is the sentence; nothing new lies anywhere afterwards."""
+
+    def run(source: Path, *options: object) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        sentence = cli("import-checkpoint", source, tmp_path / "new" / "out", *options).sentence()
+        assert sorted(tmp_path.rglob("*")) == before
+        return sentence
+
+    return run
+
+
+@pytest.fixture
+def xlnet(spiece: Path, tmp_path: Path) -> Path:
+    """The folder of an XLNet that transformers wrote, for a test to damage."""
+    from xlnets import save_transformers
+
+    save_transformers(tmp_path / "xlnet", spiece)
+    return tmp_path / "xlnet"
+
+
+@pytest.fixture
+def golden() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Settings and weights of an adaptive Transformer-XL of the original program."""
+    import foreign
+
+    config, tensors = foreign.read_golden("txl_adaptive")
+    return config, foreign.weights_of(tensors)

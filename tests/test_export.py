@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import corpora
 import pytest
 import torch
 from safetensors import safe_open
@@ -18,29 +17,6 @@ from xltrain.interop import verify
 from xltrain.training.checkpoint import find_checkpoint
 
 Train = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def train(cli: Callable[..., Any], corpus: corpora.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """``train(model={...})`` trains for two steps and gives the run's folder."""
-    cache = tmp_path_factory.mktemp("cache")
-
-    def run(**sections: dict[str, Any]) -> Path:
-        folder = tmp_path_factory.mktemp("run")
-        settings = corpora.settings(
-            corpus.train,
-            folder,
-            corpus={"cache_dir": str(cache)},
-            training={"max_steps": 2},
-            **sections,
-        )
-        settings["model"].setdefault("init", {"std": 0.3})
-        path = corpora.write_config(folder / "config.yaml", settings)
-        done = cli("pretrain", path)
-        assert done.status == 0, done.err
-        return folder / "run"
-
-    return run
 
 
 @pytest.fixture(scope="module")

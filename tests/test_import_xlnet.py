@@ -70,13 +70,10 @@ def test_there_and_back_bit_for_bit(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(corpus: corpora.Corpus, cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of an XLNet, two steps long."""
-    folder = tmp_path_factory.mktemp("trained")
+def trained(train: Callable[..., Path]) -> Path:
+    """A short run of an XLNet."""
     model = {"dropout": 0.0, "attention_dropout": 0.0, "segment_embeddings": True, "activation": "gelu_tanh"}
-    training = {"max_steps": 2}
-    assert cli("pretrain", corpora.config_file(folder, corpus.train, model=model, training=training)).status == 0
-    return folder / "run"
+    return train(model=model)
 
 
 @pytest.fixture(scope="module")

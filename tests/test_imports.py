@@ -140,7 +140,7 @@ def is_test(module: str) -> bool:
 
 
 def test_every_file_has_a_name_and_a_size_that_can_be_taken_in():
-    files = FILES + sorted((ROOT / "scripts").rglob("*.py"))
+    files = FILES + [path for folder in ("scripts", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert [path.name for path in files if path.stem in ("utils", "util", "helpers", "misc", "common")] == []
     long = {path.name: count for path in files if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400}
     assert long == {}

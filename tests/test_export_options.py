@@ -1,0 +1,126 @@
+"""What an export can be told: to be a mean, of half precision, in several files, under a licence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import corpora
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from xltrain.interop import export as module
+from xltrain.training.checkpoint import MARK, mark_complete
+
+Train = Callable[..., Path]
+
+
+def test_an_average_is_the_mean_of_checkpoints(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    done = cli("export-checkpoint", causal, tmp_path / "out", "--format", "safetensors", "--average", "3", "--json")
+    assert json.loads(done.out)["max_logit_difference"] == 0.0
+    parts = [load_file(causal / f"checkpoints/step-{step}/model.safetensors") for step in (2, 4, 6)]
+    for name, tensor in load_file(tmp_path / "out/model.safetensors").items():
+        mean = sum(part[name].double() for part in parts) / 3
+        assert torch.equal(tensor, mean.float()), name
+    assert "the mean of steps 6, 4, 2" in (tmp_path / "out/README.md").read_text()
+    of_two = cli("export-checkpoint", causal / "checkpoints/step-4", tmp_path / "two", "--format", "safetensors",
+                 "--average", "2", "--no-verify")  # fmt: skip
+    assert of_two.status == 0
+    assert json.loads((tmp_path / "two/config.json").read_text())["exported_by"].endswith("mean of steps 4, 2")
+    many = cli("export-checkpoint", causal, tmp_path / "many", "--format", "safetensors", "--average", "4")
+    assert (many.status, many.err) == (
+        2,
+        f"xltrain: --average: 4 checkpoints are wanted, and {causal} holds 3 up to step 6; ask for fewer, or train "
+        "with a larger checkpoint.keep\n",
+    )
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_half_precision_says_what_it_costs(
+    dtype: str, kind: torch.dtype, causal: Path, cli: Callable[..., Any], tmp_path: Path
+):
+    done = cli("export-checkpoint", causal, tmp_path / "out", "--format", "remote-code", "--dtype", dtype, "--json")
+    found = json.loads(done.out)
+    assert found["max_logit_difference"] < 1e-5 < found["rounding_logit_difference"] < 1.0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out/model.safetensors").values()} == {kind}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    assert next(model.parameters()).dtype == kind
+    assert model.generate(torch.tensor([[20, 21]]), max_new_tokens=3, do_sample=False).shape == (1, 5)
+    wrong = cli("export-checkpoint", causal, tmp_path / "other", "--dtype", "int8")
+    assert (wrong.status, wrong.err) == (2, "xltrain: --dtype: 'int8' is not allowed; choose fp32, bf16, fp16\n")
+
+
+def test_numbers_that_half_precision_has_not_are_not_exported(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    run = shutil.copytree(causal, tmp_path / "run")
+    checkpoint = run / "checkpoints/step-6"
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["softmax.bias"][3] = 7e4
+    save_file(tensors, checkpoint / "model.safetensors")
+    (checkpoint / MARK).unlink()
+    mark_complete(checkpoint)
+    options = ("--format", "safetensors", "--no-verify", "--dtype")
+    said = cli("export-checkpoint", run, tmp_path / "half", *options, "fp16").sentence(status=1)
+    assert said.startswith("softmax.bias: holds numbers that float16 has not")
+    assert not (tmp_path / "half").exists()
+    assert cli("export-checkpoint", run, tmp_path / "bf16", *options, "bf16").status == 0
+
+
+@pytest.mark.parametrize("licence", ["", "a: b", "mit\nlibrary_name: other", "[1"])
+def test_a_licence_is_an_identifier(licence: str, causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    options = ("--format", "safetensors", "--license", licence)
+    said = cli("export-checkpoint", causal, tmp_path / "out", *options).sentence()
+    assert said.startswith(f"--license: {licence!r} is not allowed")
+
+
+def test_large_weights_are_spread_over_files(
+    causal: Path, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "SHARD_BYTES", 100_000)
+    output = tmp_path / "out"
+    for _ in range(2):  # the second time over the first
+        done = cli("export-checkpoint", causal, output, "--format", "remote-code", "--overwrite", "--json")
+        assert (done.status, done.err) == (0, "")
+        assert json.loads(done.out)["max_logit_difference"] < 1e-5
+        shards = list(output.glob("model-*-of-*.safetensors"))
+        assert len(shards) > 1
+        assert (output / "model.safetensors.index.json").is_file()
+    monkeypatch.setattr(module, "SHARD_BYTES", 10**9)
+    assert cli("export-checkpoint", causal, output, "--format", "remote-code", "--overwrite").status == 0
+    assert list(output.glob("model*.safetensors*")) == [output / "model.safetensors"]
+
+
+def test_running_statistics_are_not_exported(cli: Callable[..., Any], train: Train, tmp_path: Path):
+    run = train(objective={"name": "masked"}, model={"norm": "batch_norm"}, checkpoint={"every": 1})
+    for form in ("safetensors", "remote-code"):
+        done = cli("export-checkpoint", run, tmp_path / "out", "--format", form, "--average", "2")
+        assert (done.status, "model.norm is batch_norm: its running statistics" in done.err) == (2, True), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_of_one_computer_is_published(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    run = shutil.copytree(causal, tmp_path / "run")
+    checkpoint = run / "checkpoints/step-6"
+    config = yaml.safe_load((checkpoint / "config.yaml").read_text())
+    config["corpus"]["train"] = [{"files": ["/home/somebody/A.txt"], "weight": 2.0}, "/home/somebody/B.txt"]
+    config["tokenizer"]["path"] = "/home/somebody/spiece.model"
+    corpora.write_config(checkpoint / "config.yaml", config)
+    (checkpoint / MARK).unlink()
+    mark_complete(checkpoint)
+    metrics = run / "metrics.jsonl"
+    worse = {"step": 6, "validation_loss": None, "validation_ppl": None, "unigram_loss": 5.0}
+    metrics.write_text(metrics.read_text() + json.dumps(worse) + "\n")
+    for form in ("remote-code", "safetensors"):
+        done = cli("export-checkpoint", run, tmp_path / form, "--format", form, "--no-verify")
+        assert done.status == 0, done.err
+        for path in (tmp_path / form).glob("*.[!s]*"):
+            if path.suffix in (".md", ".json", ".yaml"):
+                text = path.read_text(encoding="utf-8")
+                assert "/home" not in text
+                assert str(tmp_path) not in text
+        card = (tmp_path / form / "README.md").read_text(encoding="utf-8")
+        assert "tokens of `A.txt`, `B.txt`" in card
+        assert "nats per target" in card  # of the last validation that was a number
