@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from xltrain.data.digests import NAME
+
 SMALL_PIECES = """
 import sys
 from xltrain.data import corpus
@@ -82,7 +84,9 @@ def start(program: Path, config: Path) -> "subprocess.Popen[str]":
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All but what is remembered of the corpus, which depends on when it was read."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != NAME]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 if __name__ == "__main__":

@@ -258,11 +258,11 @@ def test_a_folder_is_taken_before_its_checkpoints_are_looked_at(
     arguments = ["pretrain", config, "--set", f"run.output_dir={run}", "--set", "training.max_steps=8"]
     original, seconds = loop.prepare, []
 
-    def preparing(config: Any) -> Any:
+    def preparing(config: Any, **options: Any) -> Any:
         if not seconds:
             seconds.append(None)  # the second one prepares too, if it is let in
             seconds[0] = run_command(*arguments, "--resume")
-        return original(config)
+        return original(config, **options)
 
     monkeypatch.setattr(loop, "prepare", preparing)
     outcome = run_command(*arguments, option)
@@ -278,7 +278,7 @@ def test_of_two_new_runs_in_one_folder_the_second_is_refused_before_it_prepares(
     config, run = config_file(tmp_path, training__max_steps=2), tmp_path / "new" / "run"
     seconds: list[Any] = []
 
-    def preparing(config: Any) -> Any:
+    def preparing(config: Any, **options: Any) -> Any:
         if not seconds:
             seconds.append(None)
             seconds[0] = run_command("pretrain", tmp_path / "config.yaml", "--set", f"run.output_dir={run}")

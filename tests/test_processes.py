@@ -205,11 +205,11 @@ def preparing_slowly(*arguments: object) -> Outcome:
     """The command, with a preparation that takes longer than a collective may."""
     import torch.distributed as dist
 
-    def slowly(config: Any) -> Any:
+    def slowly(config: Any, **options: Any) -> Any:
         assert not dist.is_initialized(), "a collective would run out of time"
         assert os.environ["RANK"] == "0", "only one process prepares"
         time.sleep(3)
-        return prepare(config)
+        return prepare(config, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "prepare", slowly)

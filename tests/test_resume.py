@@ -283,17 +283,6 @@ def test_everything_loads_without_pickled_objects(text: Path, tmp_path: Path) ->
     assert all(dtype == torch.float32 for _, dtype in shapes(folder, "optimizer").values())
 
 
-def test_a_changed_architecture_is_refused_with_both_values(text: Path, tmp_path: Path) -> None:
-    pretrain(config_of(text, tmp_path, steps=3))
-    with pytest.raises(UsageError, match=r"model\.d_model was 16 and is now 32"):
-        pretrain(config_of(text, tmp_path, steps=6, model__d_model=32), resume=True)
-    with pytest.raises(UsageError, match=r"segments\.seq_len was 16 and is now 8"):
-        pretrain(config_of(text, tmp_path, steps=6, segments__seq_len=8), resume=True)
-    (text / "other.txt").write_text("lo ra mi tu ken sol dar vi pa ne.\n\n" * 40)
-    with pytest.raises(UsageError, match="another corpus or tokenizer"):
-        pretrain(config_of(text, tmp_path, steps=6, corpus__train=[str(text / "other.txt")]), resume=True)
-
-
 def test_a_longer_run_goes_on_and_a_finished_one_has_nothing_to_do(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,13 +299,6 @@ def test_the_resolved_config_is_kept(text: Path, tmp_path: Path) -> None:
     again, problems = validate(yaml.safe_load((tmp_path / "config.yaml").read_text()))
     assert not problems
     assert again == config
-
-
-def test_another_validation_text_may_be_used_on_resume(text: Path, tmp_path: Path) -> None:
-    pretrain(config_of(text, tmp_path, steps=3))
-    (text / "valid2.txt").write_text("lo ra mi tu ken.\n\n" * 9)
-    pretrain(config_of(text, tmp_path, steps=5, corpus__validation=[str(text / "valid2.txt")]), resume=True)
-    assert newest_checkpoint(tmp_path).step == 5  # type: ignore[union-attr]
 
 
 def test_losses_do_not_depend_on_how_many_segments_are_read_ahead(corpus: corpora.Corpus, tmp_path: Path):

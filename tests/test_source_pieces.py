@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stored import documents, found, json_lines, marks, parquet
 
 from xltrain.data import corpus as corpus_module
-from xltrain.data import records, sources
+from xltrain.data import digests, records
 from xltrain.data.corpus import Counts
 from xltrain.data.prepare import Prepared, prepare, prepare_part
 from xltrain.data.words import ByteTokenizer
@@ -59,13 +59,13 @@ def test_a_file_is_digested_once_however_often_it_is_taken_and_copies_are_told(
 ):
     one, other, copy = write(tmp_path / "a", "text\n"), write(tmp_path / "b", "else\n"), write(tmp_path / "c", "text\n")
     digested: list[Path] = []
-    original = sources.digest
+    original = digests.digest
 
     def counted(file: Path) -> str:
         digested.append(file)
         return original(file)
 
-    monkeypatch.setattr(sources, "digest", counted)
+    monkeypatch.setattr(digests, "digest", counted)
     told = "note: corpus.train: 1 source(s) have the same content as others, as"
     entries: Any
     for entries, expected, copies in (

@@ -11,6 +11,7 @@ from typing import Any
 
 from xltrain import console
 from xltrain.data.corpus import PIECE_BYTES, Piece
+from xltrain.data.digests import Digests
 from xltrain.data.files import ONE_TABLE, SPLIT_TABLES
 from xltrain.data.records import BATCH, RecordPiece, checked_text
 from xltrain.errors import UsageError
@@ -54,6 +55,7 @@ class DatasetSource:
 
     dataset: the library's own, map-style or streaming, with the one column that is read.
     identity: what names the content of a dataset that is not here; None: it is read to find out.
+    files: what a dataset that is here is mapped from; none where that is not known.
     """
 
     name: str
@@ -61,16 +63,21 @@ class DatasetSource:
     field: str
     separator: str
     identity: str | None
+    files: tuple[Path, ...] = ()
 
-    def mark(self) -> Any:
+    def mark(self, digests: Digests) -> Any:
         """What is marked is the text, so that the same one is known again wherever it lies and however it is read."""
         if self.identity is not None:
             return ["dataset", self.field, self.identity]
+        name = " ".join(map(str, ("field", self.field, "of", self.name, *self.files)))
+        return ["dataset", self.field, digests.of_all(name, self.files, self._digest)]
+
+    def _digest(self) -> str:
         found = hashlib.blake2b(digest_size=16)
         for text in self._records().texts():
             encoded = (text or "").encode()
             found.update(b"%d %d " % (text is None, len(encoded)) + encoded)
-        return ["dataset", self.field, found.hexdigest()]
+        return found.hexdigest()
 
     def pieces(self) -> list[Piece]:
         if self._is_streamed():
@@ -157,7 +164,14 @@ def open_dataset(
         raise UsageError(
             f"{key}: the dataset {name} has no field '{field}', only {', '.join(columns)}; name it by text_field"
         )
-    return DatasetSource(name, found.select_columns([field]), field, separator, identity)
+    return DatasetSource(name, found.select_columns([field]), field, separator, identity, files=_mapped(found))
+
+
+def _mapped(rows: Any) -> tuple[Path, ...]:
+    """Files that rows with random access are mapped from, with those beside them that say which rows these are."""
+    tables = [Path(file["filename"]).absolute() for file in getattr(rows, "cache_files", None) or ()]
+    beside = [path.parent / name for path in tables for name in (ONE_TABLE, "dataset_info.json")]
+    return tuple(dict.fromkeys([*tables, *filter(Path.is_file, beside)]))
 
 
 def _load_saved(folder: Path) -> Any:

@@ -1,26 +1,26 @@
 """From corpus files to a token store: built once, found again by its fingerprint."""
 
 import errno
-import hashlib
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building, full_disk_told
 from xltrain.data.corpus import Counts, Piece, vocabulary_lines
+from xltrain.data.digests import Digests
 from xltrain.data.files import digest, named_by
 from xltrain.data.kinds import check_special_pieces, cleanup_of, read_tokenizer, train_tokenizer
 from xltrain.data.locks import locked
+from xltrain.data.naming import files_of, fingerprints, marks_of
 from xltrain.data.shards import Form, Shard, group_pieces
-from xltrain.data.sources import STANDARD_INPUT, FileSource, SampledSource, Source, find_sources
+from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
 from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store, warn_of_unknown
@@ -28,9 +28,6 @@ from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError, XltrainError
 
 SPLITS = ("train", "validation", "test")
-
-_WITHOUT_PIECES = {"kind", "vocab_size", "eos", "lower", "min_count"}
-"""What matters in the tokenizer section where the kind is not sentencepiece."""
 
 Item = TypeVar("Item")
 
@@ -52,29 +49,40 @@ class Waiting:
     shards: int
 
 
-def prepare(config: Config, *, standard_input: BinaryIO | None = None) -> Prepared:
+def prepare(config: Config, *, standard_input: BinaryIO | None = None, continues: str | None = None) -> Prepared:
     """The store of this configuration's corpus and tokenizer, built if it does not exist.
 
     What an interrupted preparation of the same store has finished is used. Another process that prepares it is waited
-    for. ``standard_input``: what `-` in corpus.train stands for. It is kept as a file, since it has to be read twice.
+    for.
+
+    Args:
+        standard_input: what `-` in corpus.train stands for. It is kept as a file, since it has to be read twice.
+        continues: training fingerprint of the run that is continued; None: it is a new one.
 
     Raises:
-        UsageError: for missing, empty or undecodable files, and vocabularies that the text cannot give.
+        UsageError: for missing, empty or undecodable files, and vocabularies that the text cannot give; and, before
+            anything is built, for another training text or tokenizer than that of the run that is continued.
         XltrainError: if a file changes while it is read.
     """
     if standard_input is not None:
         config = _with_standard_input(config, standard_input)
-    sources, marks, stamps = _found(config)
-    if (found := _existing(config, marks)) is not None:
-        return found
-    building = _building(config, sources, marks)
+    found = _Found.of(config)
+    if continues not in (None, found.marks["training_fingerprint"]):
+        raise UsageError(
+            f"{config.run.folder}: this run was trained on another corpus or tokenizer (fingerprint {continues}, now "
+            f"{found.marks['training_fingerprint']}); restore what corpus.train and the tokenizer section name, or "
+            "choose another run.output_dir"
+        )
+    if (store := _existing(found)) is not None:
+        return store
+    building = _building(found)
     with building.alone():
-        if (found := _existing(config, marks)) is not None:  # made by the one that was waited for
-            return found
+        if (store := _existing(found)) is not None:  # made by the one that was waited for
+            return store
         building.remove_others()
         building.write(building.shards)
-        _require_unchanged(config, sources, marks, stamps)
-        return _finished(config, building, marks)
+        found.require_unchanged()
+        return _finished(found, building)
 
 
 def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting:
@@ -82,42 +90,60 @@ def prepare_part(config: Config, *, part: int, parts: int) -> Prepared | Waiting
 
     Several machines that share ``corpus.cache_dir`` prepare one store so.
     """
-    sources, marks, stamps = _found(config)
-    if (found := _existing(config, marks)) is not None:
-        return found
-    building = _building(config, sources, marks)
+    found = _Found.of(config)
+    if (store := _existing(found)) is not None:
+        return store
+    building = _building(found)
     with building.together(part, parts):
-        if (found := _existing(config, marks)) is not None:
-            return found
+        if (store := _existing(found)) is not None:
+            return store
         building.write(building.shards[part - 1 :: parts])
-        _require_unchanged(config, sources, marks, stamps)
+        found.require_unchanged()
         missing = len(building.missing(building.shards))
+    found.digests.keep()
     if missing:
-        return Waiting(marks["fingerprint"], len(building.shards) - missing, len(building.shards))
+        return Waiting(found.marks["fingerprint"], len(building.shards) - missing, len(building.shards))
     with building.alone():
-        return _existing(config, marks) or _finished(config, building, marks)
+        return _existing(found) or _finished(found, building)
 
 
-Stamps = dict[Path, tuple[int, int] | None]
-"""Size and time of the last change of every file; None: it is not there any more."""
+@dataclass(frozen=True)
+class _Found:
+    """The text of a configuration as it is now.
 
+    sources: by split.
+    marks: what names their store.
+    stamps: size and time of the last change of every file; None: it is not there any more.
+    """
 
-def _found(config: Config) -> tuple[dict[str, list[Source]], dict[str, str], Stamps]:
-    """The sources of every split, what names their store, and when it was so; says what is doubtful in them."""
-    sources = corpus_sources(config)
-    stamps = _stamps(sources)
-    content = marks_of(sources)
-    warn_of_overlap(config.corpus)
-    warn_of_copies(sources["train"], content["train"])
-    return sources, fingerprints(config, content), stamps
+    config: Config
+    sources: dict[str, list[Source]]
+    marks: dict[str, str]
+    stamps: dict[Path, tuple[int, int] | None]
+    digests: Digests
 
+    @classmethod
+    def of(cls, config: Config) -> "_Found":
+        """Says what is doubtful in the sources."""
+        sources = corpus_sources(config)
+        stamps = {file: _stamp(file) for file in files_of(sources) if isinstance(file, Path)}
+        digests = Digests(Path(config.corpus.cache_dir).expanduser())
+        content = marks_of(sources, digests)
+        warn_of_overlap(config.corpus)
+        warn_of_copies(sources["train"], content["train"])
+        return cls(config, sources, fingerprints(config, content), stamps, digests)
 
-def _stamps(sources: dict[str, list[Source]]) -> Stamps:
-    plain = [
-        source.source if isinstance(source, SampledSource) else source for found in sources.values() for source in found
-    ]
-    files = [source.file for source in plain if isinstance(source, FileSource)]
-    return {file: _stamp(file) for file in dict.fromkeys(files) if isinstance(file, Path)}
+    def require_unchanged(self) -> None:
+        """Refuse to keep under the name of one text what was made while that became another."""
+        changed = [file for file, stamp in self.stamps.items() if _stamp(file) != stamp]
+        if changed and fingerprints(self.config, marks_of(self.sources, self.digests)) != self.marks:
+            raise XltrainError(
+                f"{changed[0]} changed while it was read; start again when nothing writes to it any more"
+            )
+
+    @property
+    def store_folder(self) -> Path:
+        return Path(self.config.corpus.cache_dir).expanduser() / f"store-{self.marks['fingerprint']}"
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
@@ -126,17 +152,6 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns
-
-
-def _require_unchanged(config: Config, sources: dict[str, list[Source]], marks: dict[str, str], stamps: Stamps) -> None:
-    """Refuse to keep under the name of one text what was made while that became another."""
-    changed = [file for file, stamp in stamps.items() if _stamp(file) != stamp]
-    if changed and fingerprints(config, marks_of(sources)) != marks:
-        raise XltrainError(f"{changed[0]} changed while it was read; start again when nothing writes to it any more")
-
-
-def _store_folder(config: Config, marks: dict[str, str]) -> Path:
-    return Path(config.corpus.cache_dir).expanduser() / f"store-{marks['fingerprint']}"
 
 
 def _cache(config: Config) -> Path:
@@ -152,26 +167,28 @@ def _cache(config: Config) -> Path:
     return root
 
 
-def _existing(config: Config, marks: dict[str, str]) -> Prepared | None:
-    folder = _store_folder(config, marks)
+def _existing(found: _Found) -> Prepared | None:
+    folder = found.store_folder
     if not (folder / "manifest.json").is_file():
         return None
     console.say(f"reusing the token store {folder}")
     store = _checked(Store.open(folder))
-    warn_of_unknown(store, given=config.tokenizer.path)
+    found.digests.keep()
+    warn_of_unknown(store, given=found.config.tokenizer.path)
     return Prepared(store, reused=True)
 
 
-def _building(config: Config, sources: dict[str, list[Source]], marks: dict[str, str]) -> Building:
+def _building(found: _Found) -> Building:
+    config, sources, marks = found.config, found.sources, found.marks
     shards: list[Shard] = []
-    for name, found in sources.items():
+    for name, of_split in sources.items():
         with named_by(f"corpus.{name}"):
-            shards += group_pieces(name, [piece for source in found for piece in source.pieces()])
+            shards += group_pieces(name, [piece for source in of_split for piece in source.pieces()])
 
     def tokenizer() -> Tokenizer:
-        for name, found in sources.items():
+        for name, of_split in sources.items():
             with named_by(f"corpus.{name}"):
-                _require_text(name, found)
+                _require_text(name, of_split)
         if config.tokenizer.path is None and (trained := _trained_before(config, marks)) is not None:
             return trained
         with named_by("corpus.train"):
@@ -214,7 +231,7 @@ def stores_of(config: Config, training_fingerprint: str | None = None) -> Iterat
 def prepared_before(config: Config) -> Store | None:
     """A store of this training text and tokenizer, if there is one; for files on this machine only.
 
-    The files are digested for it, as at the start of a run, if there is any store of such a tokenizer.
+    The files' digests are needed for it, as at the start of a run, if there is any store of such a tokenizer.
     """
     entries = config.corpus.train
     named = [file for entry in entries for file in ([entry] if isinstance(entry, str) else entry.files)]
@@ -224,18 +241,20 @@ def prepared_before(config: Config) -> Store | None:
         return None
     try:
         found = find_sources(entries, config.corpus, key="corpus.train")
-        marks = fingerprints(config, marks_of({"train": found}))
+        digests = Digests(Path(config.corpus.cache_dir).expanduser())
+        marks = fingerprints(config, marks_of({"train": found}, digests))
     except UsageError:  # the text is not here, or is none
         return None
     return next(stores_of(config, marks["training_fingerprint"]), None)
 
 
-def _finished(config: Config, building: Building, marks: dict[str, str]) -> Prepared:
-    folder = _store_folder(config, marks)
-    building.finish(folder, marks)
+def _finished(found: _Found, building: Building) -> Prepared:
+    folder = found.store_folder
+    building.finish(folder, found.marks)
+    found.digests.keep()
     console.say(f"wrote the token store {folder}")
     store = _checked(Store.open(folder))
-    warn_of_store(store, given=config.tokenizer.path)
+    warn_of_store(store, given=found.config.tokenizer.path)
     return Prepared(store, reused=False)
 
 
@@ -283,63 +302,6 @@ def corpus_sources(config: Config) -> dict[str, list[Source]]:
         for name, given in entries.items()
         if given
     }
-
-
-def marks_of(sources: dict[str, list[Source]]) -> dict[str, list[Any]]:
-    """The mark of every source; one that is taken several times is read once for it."""
-    known: dict[int, Any] = {}
-
-    def mark(source: Source) -> Any:
-        if id(source) not in known:
-            known[id(source)] = (
-                source.marked(mark(source.source)) if isinstance(source, SampledSource) else source.mark()
-            )
-        return known[id(source)]
-
-    found = {}
-    for name, of_split in sources.items():
-        with named_by(f"corpus.{name}"):
-            found[name] = [mark(source) for source in of_split]
-    return found
-
-
-def fingerprints(config: Config, marks: dict[str, list[Any]]) -> dict[str, str]:
-    """What names a store, and what a run depends on.
-
-    ``fingerprint`` changes with any byte of the corpus or tokenizer and with any setting that changes an id, and with
-    nothing else; ``training_fingerprint`` is the same without validation and test, which a resumed run may have
-    different. ``marks``: of the sources, by split.
-    """
-    tokenizer = config.tokenizer.model_dump(mode="json")
-    if config.tokenizer.path is not None:  # an existing tokenizer: its bytes matter, how one is trained does not
-        path = Path(config.tokenizer.path).expanduser()
-        if not path.is_file():
-            raise UsageError(f"tokenizer.path: {path} does not exist (working directory {Path.cwd()})")
-        with named_by("tokenizer.path"):
-            content = digest(path)
-        tokenizer = {
-            "kind": config.tokenizer.kind,
-            "digest": content,
-            "vocab_size": config.tokenizer.vocab_size,
-            "cleanup": cleanup_of(config.tokenizer).names(),
-            "words": [config.tokenizer.eos, config.tokenizer.lower] if config.tokenizer.kind == "word" else None,
-        }
-    elif config.tokenizer.kind != "sentencepiece":
-        tokenizer = config.tokenizer.model_dump(mode="json", include=_WITHOUT_PIECES)
-    settings = {
-        "format": FORMAT,
-        "document_separator": config.corpus.document_separator,
-        "lines": config.needs_lines,
-        "tokenizer": tokenizer,
-    }
-    return {
-        "fingerprint": _mark(settings | {"files": marks}),
-        "training_fingerprint": _mark(settings | {"files": {"train": marks["train"]}}),
-    }
-
-
-def _mark(content: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def make_tokenizer(config: Config, sources: list[Source]) -> Tokenizer:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from xltrain import console
 from xltrain.config.text import CorpusConfig, SourceConfig
 from xltrain.data.corpus import Counts, Document, Piece, cut_file
-from xltrain.data.files import AnyFile, beginning, check_text, digest, find_each, find_files, named_by
+from xltrain.data.digests import Digests
+from xltrain.data.files import AnyFile, beginning, check_text, find_each, find_files, named_by
 from xltrain.data.records import begins_array, fields_of_text, json_pieces, parquet_pieces
 from xltrain.errors import UsageError
 
@@ -31,7 +32,7 @@ class Source(Protocol):
         """For messages."""
         ...
 
-    def mark(self) -> Any:
+    def mark(self, digests: Digests) -> Any:
         """Plain data that differs where any byte of the content does, or how it is read; never the place it lies."""
         ...
 
@@ -51,8 +52,8 @@ class FileSource:
     def name(self) -> str:
         return str(self.file)
 
-    def mark(self) -> Any:
-        content = digest(self.file)
+    def mark(self, digests: Digests) -> Any:
+        content = digests.of(self.file)
         return content if self.format == "text" else [self.format, self.field, content]
 
     def pieces(self) -> list[Piece]:
@@ -75,8 +76,8 @@ class SampledSource:
     def name(self) -> str:
         return self.source.name
 
-    def mark(self) -> Any:
-        return self.marked(self.source.mark())
+    def mark(self, digests: Digests) -> Any:
+        return self.marked(self.source.mark(digests))
 
     def marked(self, source: Any) -> Any:
         """Its mark, from that of its source."""

@@ -128,8 +128,9 @@ def _prepare(config: Config, peers: Peers, held: ExitStack, *, resume: bool, ove
     origin = None
     if checkpoint is None and config.run.init_from is not None:
         origin = find_checkpoint(Path(config.run.init_from).expanduser())
+    continues = None if checkpoint is None else checkpoint.progress().fingerprint
     return {
-        "store": str(prepare(config).store.folder),
+        "store": str(prepare(config, continues=continues).store.folder),
         "deal": vars(dealt),
         "checkpoint": checkpoint and str(checkpoint.folder),
         "origin": origin and str(origin.folder),
