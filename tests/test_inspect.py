@@ -148,7 +148,7 @@ def test_parts_add_up_and_bytes_follow(tmp_path: Path) -> None:
     assert found["weight_bytes"] == 4 * found["parameters"]
     assert found["optimizer_bytes"] == 8 * found["parameters"]
     assert found["memory_bytes"] == 3 * 16 * 32 * 256 * 4
-    assert found["effective_context"] == 96
+    assert (found["effective_context"], found["documents_apart"]) == (96, False)
     assert found["tokens_per_step"] == 16 * 128
 
 

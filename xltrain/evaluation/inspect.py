@@ -125,6 +125,7 @@ def sizes(config: Config, model: LanguageModel, vocab_size: int, processes: int)
         "parameters": parameters,
         "parts": parts(model),
         **asdict(counts),
+        "documents_apart": not config.segments.cross_documents,
         "weight_bytes": parameters * FP32,
         "optimizer_bytes": optimizer_bytes(config.optimizer, model),
         "memory_bytes": config.model.num_layers * rows * segments.mem_len * config.model.d_model * FP32,

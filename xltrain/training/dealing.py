@@ -43,7 +43,7 @@ def deal(config: TrainingConfig, processes: int) -> Deal:
 class Counts:
     """What a configuration amounts to with so many processes; targets are None where the text says how many.
 
-    effective_context: tokens back, over all layers.
+    effective_context: tokens back, over all layers; less where documents are kept apart and are shorter.
     """
 
     rows_per_update: int

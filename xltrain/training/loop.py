@@ -157,11 +157,13 @@ def _forget_best(run: Run, before: Config) -> None:
 
 
 def _introduce(run: Run, start: Start, work: Work) -> None:
+    text = run.store.manifest["splits"]["train"]
     for line in start_lines(
         run.config,
         place=run.place,
         dealt=run.deal,
         parameters=count_parameters(run.model),
+        document_tokens=text["tokens"] / text["documents"],
         work=work,
         notes=run.stream.notes(),
     ):

@@ -17,8 +17,8 @@ from xltrain.training.metrics import MetricsFile, TensorBoard
 from xltrain.training.schedule import configured_lr
 
 
-def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
-    """What a configuration amounts to with so many processes."""
+def shape_lines(config: Config, dealt: Deal, *, parameters: int, document_tokens: float | None = None) -> list[str]:
+    """What a configuration amounts to with so many processes; ``document_tokens``: of a document, on average."""
     counts, at_once = Counts.of(config, dealt), dealt.rows // dealt.pieces
     rows, targets = counts.rows_per_update, counts.targets_per_step
     predicted = "those of the target part are" if targets is None else f"{targets:,} are"
@@ -28,18 +28,32 @@ def shape_lines(config: Config, dealt: Deal, *, parameters: int) -> list[str]:
         f"{dealt.processes:,})",
         f"tokens per update   {counts.tokens_per_step:,} ({rows} rows x seq_len {config.segments.seq_len}), "
         f"of which {predicted} predicted",
-        f"effective context   {counts.effective_context:,} tokens back ({config.model.num_layers} layers x mem_len)",
+        f"effective context   {counts.effective_context:,} tokens back ({config.model.num_layers} layers x mem_len)"
+        + (_bound(document_tokens) if counts.effective_context and not config.segments.cross_documents else ""),
     ]
 
 
+def _bound(document_tokens: float | None) -> str:
+    """Where memory reaches further than what may be seen of it."""
+    length = "" if document_tokens is None else f", which is {document_tokens:,.0f} tokens long on average"
+    return f", but not beyond the token's own document{length} (segments.cross_documents is false)"
+
+
 def start_lines(
-    config: Config, *, place: Place, dealt: Deal, parameters: int, work: Work, notes: list[str]
+    config: Config,
+    *,
+    place: Place,
+    dealt: Deal,
+    parameters: int,
+    document_tokens: float,
+    work: Work,
+    notes: list[str],
 ) -> list[str]:
-    """The header of a run; ``notes`` are on its text."""
+    """The header of a run; ``document_tokens`` (of a document, on average) and ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
     return [
         f"device              {place.device}, precision {_precision(config, place)}, attention {backend}",
-        *shape_lines(config, dealt, parameters=parameters),
+        *shape_lines(config, dealt, parameters=parameters, document_tokens=document_tokens),
         f"work                {work}",
         *_short_lines(config),
         f"files               {config.run.folder}",
