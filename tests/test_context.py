@@ -160,6 +160,16 @@ def test_a_loss_after_so_many_tokens_is_that_of_a_forward_over_just_these(object
 
 
 @pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])
+def test_both_measurements_read_alike(objective: str):
+    """While all of a text is remembered, its stream gives each token as many as stand before it."""
+    model, text = loaded(objective), corpora.split_of([3 * T], vocab_size=V)
+    in_stream = losses_in_stream(model, text, mem_len=3 * T, batch_size=1)
+    for place in (1, T - 1, T, T + 3, 3 * T - 1):
+        [after] = losses_after(model, text, np.array([place]), place)
+        assert after == pytest.approx(in_stream[place], abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["causal", "permutation", "seq2seq"])
 @pytest.mark.parametrize("mem_len", [12, 24])
 def test_with_zeros_a_loss_after_so_many_tokens_is_that_of_a_text_that_begins_there(objective: str, mem_len: int):
     """As training reads it, as long as all of the text is remembered; and however long it is, all of it counts."""
@@ -187,13 +197,10 @@ def begun_anew(model: Loaded, tokens: torch.Tensor, *, mem_len: int) -> float:
             continue
         place = part.shape[1] if query else part.shape[1] - 1
         part = torch.nn.functional.pad(part, (0, 1)) if query else part
-        order = torch.arange(part.shape[1])[None]
-        if model.config.objective.name == "seq2seq":
-            order = torch.zeros_like(order)
         with torch.no_grad():
             nll, memory = model.model(
                 part,
-                order,
+                torch.arange(part.shape[1])[None],
                 target,
                 memory,
                 stream="query" if query else "content",
@@ -204,19 +211,15 @@ def begun_anew(model: Loaded, tokens: torch.Tensor, *, mem_len: int) -> float:
 
 
 def forward_once(model: Loaded, text: Split, place: int, length: int) -> float:
-    """Loss of a token from one forward; a source's tokens are cut into segments from its end, as they are read."""
+    """Loss of a token from one forward."""
     window = torch.tensor(text.tokens[place - length : place])[None]
     query = model.config.objective.name == "permutation"
     memory = model.model.empty_memory(rows=1, mem_len=length)
     tokens = torch.cat([window, torch.zeros(1, 1, dtype=torch.int64)], dim=1) if query else window
-    order = torch.arange(tokens.shape[1])[None]
-    if model.config.objective.name == "seq2seq":  # blocks of order; a block sees itself and those before it
-        order = (order - length) // T
-        order = order - order.min()
     with torch.no_grad():
         nll, _ = model.model(
             tokens,
-            order,
+            torch.arange(tokens.shape[1])[None],
             torch.tensor([[text.tokens[place]]]),
             memory,
             stream="query" if query else "content",

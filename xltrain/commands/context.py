@@ -57,7 +57,8 @@ def context(
         console.out_json(found)
         return
     for model in found["models"]:
-        console.out(f"{model['checkpoint']} ({model['objective']}, trained with memory {model['mem_len']})")
+        reading = ", read as a target from left to right" if model["objective"] == "seq2seq" else ""
+        console.out(f"{model['checkpoint']} ({model['objective']}{reading}, trained with memory {model['mem_len']})")
         table(
             [
                 {_TITLES.get(key, key): value for key, value in point.items() if value is not None}

@@ -2,11 +2,13 @@
 
 Two measurements. The *curve* is the loss of the same tokens under memories of different lengths, read as a stream. The
 *relative effective context length* compares models that are given exactly so many tokens; see
-:mod:`xltrain.evaluation.recl`.
+:mod:`xltrain.evaluation.recl`. Both read from left to right, whatever the objective: where every token of a text is
+asked for, none is part of a source.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +280,7 @@ def losses_after(loaded: Loaded, text: Split, places: np.ndarray, length: int) -
     All of these are within reach of attention: memory is as long as they are. Where it begins with zeros that are seen,
     these are as many as in training. Where absolute positions allow no memory, the last ``seq_len`` tokens are read.
     """
-    reader = Reader.of(loaded, mem_len=length)
+    reader = replace(Reader.of(loaded, mem_len=length), source=False)
     segments = loaded.config.segments
     room = loaded.config.evaluation.batch_size * segments.seq_len * (segments.seq_len + segments.mem_len)
     rows = max(1, room // (min(length, segments.seq_len) * (length + segments.seq_len)))
