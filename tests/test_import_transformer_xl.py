@@ -151,6 +151,7 @@ def test_losses_that_transformers_itself_computed(cached: bool, cli: Cli, tmp_pa
         reported = json.loads(outcome.out)
         assert (reported["initial_memory"], reported["initial_memory_there"]) == (policy, "zeros")
         assert ("--initial-memory zeros" in outcome.err) == (policy == "absent")
+        assert ("and here too, as --initial-memory asks for" in outcome.err) == (policy == "zeros")
         model = find_checkpoint(tmp_path / policy).model(CPU).eval()
         found[policy] = torch.stack(losses(model, LENGTHS, expected["tokens"], cached=cached))
     torch.testing.assert_close(found["zeros"], wanted, rtol=0, atol=1e-5)

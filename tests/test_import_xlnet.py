@@ -211,6 +211,8 @@ def test_tensorflow_to_ours_to_transformers(spiece: Path, cli: Cli, tmp_path: Pa
     assert outcome.status == 0, outcome.err
     found = json.loads(outcome.out)
     assert (found["format"], found["initial_memory_there"]) == ("tensorflow-xlnet", "zeros")
+    assert "note: there, memory begins as zeros that rows attend to, and here as nothing, so the first" in outcome.err
+    assert "note: mem_len is not set, and nothing says it; here it is 384, as in the published models" in outcome.err
     assert "2 variables of the optimizer are left out" in outcome.err
     config = find_checkpoint(tmp_path / "imported").config()
     assert (config.model.activation, config.segments.mem_len) == ("gelu_tanh", 384)

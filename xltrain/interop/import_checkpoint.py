@@ -93,10 +93,15 @@ def import_checkpoint(
     check_weights(imported, config, path)
     precisions = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in imported.weights.values()})
     notes = list(imported.notes)
-    if imported.initial_memory == "zeros" and initial_memory == "absent" and config.objective.name == "causal":
+    if imported.initial_memory == "zeros" and "initial_memory" not in imported.sections["segments"]:
         notes.append(
-            "there, memory begins as zeros that rows attend to, and here as nothing, so the first tokens of a text "
-            "have other losses; --initial-memory zeros imports it as it is there"
+            "there, memory begins as zeros that rows attend to, and here "
+            + (
+                "too, as --initial-memory asks for"
+                if initial_memory == "zeros"
+                else "as nothing, so the first tokens of a text have other losses; --initial-memory zeros imports it "
+                "as it is there"
+            )
         )
     if precisions != ["float32"]:
         notes.append(f"weights are kept in float32; they were stored in {', '.join(precisions)}")

@@ -96,9 +96,10 @@ def _xlnet(
         notes += (_unsaid(found["segments"]["seq_len"]),)
     if settings.flag("bi_data", False):
         notes += ("trained on text in both directions (bi_data): segments.bidirectional goes on so",)
-    if name == "huggingface" and found["segments"]["mem_len"] and not settings.values.get("mem_len"):
+    if found["segments"]["mem_len"] and not settings.values.get("mem_len"):
+        there = "which transformers takes for a memory without end" if name == "huggingface" else "and nothing says it"
         kept = found["segments"]["mem_len"]
-        notes += (f"mem_len is not set, which transformers takes for a memory without end; here it is {kept:,}",)
+        notes += (f"mem_len is not set, {there}; here it is {kept:,}, as in the published models",)
     return Imported(name, weights, found, tokenizer, initial_memory, notes)
 
 
