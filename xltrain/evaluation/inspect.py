@@ -1,6 +1,7 @@
-"""``inspect``: what a configuration or a checkpoint amounts to, without reading its corpus.
+"""``inspect``: what a configuration or a checkpoint amounts to, without preparing its corpus.
 
-But for one question: with adaptive bins, the files of a corpus that has been prepared are digested to find its store.
+Its files are read for two questions: how large a vocabulary of characters or words is, where they are short; and, with
+adaptive bins, which store was prepared from them.
 """
 
 from collections.abc import Sequence
