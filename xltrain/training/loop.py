@@ -188,14 +188,15 @@ def _train(run: Run, folder: Path, work: Work) -> None:
         skipped=run.progress.skipped,
     )
     saver = Saver(folder, run.place, keep=run.config.checkpoint.keep, keep_best=run.config.checkpoint.keep_best)
-    try:
-        with stop_signals(launched=run.place.world_size > 1) as stop:
+    with stop_signals(launched=run.place.world_size > 1) as stop:
+        try:
             signal_number = _steps(run, reporter, saver, stop)
             saver.finish()
-    finally:
-        saver.close()
-        reporter.close()
-    if signal_number:
+            stop.complete = run.progress.step == run.config.training.max_steps and not run.progress.validation_owed
+        finally:
+            saver.close()
+            reporter.close()
+    if signal_number and not stop.complete:
         name = signal.Signals(signal_number).name
         message = f"stopped by {name} at step {run.progress.step:,}; the state is saved, --resume continues"
         raise Stopped(message, signal_number=signal_number)

@@ -15,9 +15,13 @@ SECONDS_OF_GRACE = 2.0
 
 @dataclass
 class Stop:
-    """What this process has been asked for: the number of a signal, or 0."""
+    """What this process has been asked for: the number of a signal, or 0.
+
+    complete: all of the run is done and saved; only its picture may be missing yet.
+    """
 
     signal_number: int = 0
+    complete: bool = False
 
 
 @contextmanager
@@ -35,7 +39,8 @@ def stop_signals(*, launched: bool) -> Iterator[Stop]:
         del frame
         if not stop.signal_number:
             stop.signal_number, since = number, time.monotonic()
-            console.say(f"{signal.Signals(number).name}: finishing this step and saving; once more ends at once")
+            still = "the run is complete; drawing its curves" if stop.complete else "finishing this step and saving"
+            console.say(f"{signal.Signals(number).name}: {still}; once more ends at once")
             if not launched:
                 signal.signal(number, signal.SIG_DFL)
         elif not launched or time.monotonic() - since > SECONDS_OF_GRACE:
