@@ -5,6 +5,7 @@ import io
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 from xltrain.cli import main
@@ -46,3 +47,8 @@ def run_command(*arguments: object) -> Outcome:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The content of every file of a folder by its path within."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

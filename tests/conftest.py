@@ -68,6 +68,12 @@ def entry(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[list[str 
     return lambda texts: store_records(request.param, texts, tmp_path)
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the invented language is cut into many pieces."""
+    monkeypatch.setattr("xltrain.data.corpus.PIECE_BYTES", 20_000)
+
+
 @pytest.fixture(scope="session")
 def spiece(corpus: corpora.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentencepiece model of 500 pieces, trained on the invented language."""

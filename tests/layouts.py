@@ -1,4 +1,4 @@
-"""Every objective with every way of cutting text, small random texts for them, and a small model."""
+"""Every objective with every way of cutting text, and small random texts for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,6 @@ from xltrain.data.columns import ColumnStream
 from xltrain.data.pairs import PairStream
 from xltrain.data.store import Split
 from xltrain.data.streams import Segment, Stream, TrainingStream
-from xltrain.model.init import initialise
-from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.draws import Draw
 from xltrain.objectives.masked import Masked
@@ -114,20 +112,3 @@ def columns_of(split: Split) -> Split:
 def text_for(case: Case, lengths: list[int], *, seed: int = 0) -> Split:
     split = text_of(lengths, seed=seed)
     return columns_of(split) if case.layout == "columns" else split
-
-
-def model_of(
-    *, two_sided: bool = True, query_stream: bool = True, backend: str = "math", **settings: object
-) -> LanguageModel:
-    """In float64, with every weight away from where training begins."""
-    arguments: dict[str, object] = {
-        "vocab_size": 11, "num_layers": 3, "d_model": 8, "num_heads": 2, "head_dim": 4, "d_inner": 12,
-    }  # fmt: skip
-    arguments |= settings
-    model = LanguageModel(two_sided=two_sided, query_stream=query_stream, backend=backend, **arguments).double()  # type: ignore[arg-type]
-    initialise(model, std=0.5, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # not at their trivial start
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)).double() * 0.3)
-    return model

@@ -1,10 +1,12 @@
 """Texts prepared with a tokenizer of one's own, or refused."""
 
 from pathlib import Path
+from typing import Any
 
 import corpora
 import pytest
 
+from xltrain.config.schema import Config
 from xltrain.data.prepare import Prepared, prepare
 from xltrain.errors import UsageError
 
@@ -21,3 +23,8 @@ def refused(train: Path, folder: Path, **tokenizer: object) -> str:
     assert list((folder / "cache").glob("*")) == []
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def characters(train: Path | list[Path], folder: Path, **sections: Any) -> Config:
+    """The configuration of a run on characters, whose store takes milliseconds."""
+    return corpora.config_for(train, folder, **{"tokenizer": {"kind": "char", "vocab_size": None}} | sections)

@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +13,10 @@ from typing import Any
 import corpora
 import numpy as np
 import pytest
+from commands import files_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prepared import characters
 
 from xltrain.config.schema import Config
 from xltrain.data import building as building_module
@@ -26,26 +26,11 @@ from xltrain.data.corpus import Counts, Document
 from xltrain.data.encoding import encode_documents
 from xltrain.data.kinds import read_tokenizer
 from xltrain.data.prepare import Prepared, Waiting, prepare, prepare_part
-from xltrain.data.sampling import draw
 from xltrain.data.shards import Form, Shard
 from xltrain.data.tokenizer import CharTokenizer, Tokenizer
 from xltrain.data.words import ByteTokenizer, WordTokenizer
 from xltrain.data.workers import write_shards
 from xltrain.errors import UsageError, XltrainError
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def characters(train: Path | list[Path], folder: Path, **sections: Any) -> Config:
-    return corpora.config_for(train, folder, **{"tokenizer": {"kind": "char", "vocab_size": None}} | sections)
-
-
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "PIECE_BYTES", 20_000)
-
 
 # --- ids do not depend on how text is batched
 
@@ -296,101 +281,3 @@ def test_a_text_that_changes_while_it_is_read_gets_no_store(
         with pytest.raises(XltrainError, match=said):
             prepare(config)
         assert list((tmp_path / "cache").iterdir()) == []
-
-
-# --- interruptions
-
-
-class Killed(BaseException):
-    """Stands for a signal."""
-
-
-def test_a_preparation_goes_on_from_every_moment_at_which_it_was_stopped(
-    corpus: corpora.Corpus, tmp_path: Path, small_pieces: None, monkeypatch: pytest.MonkeyPatch
-):
-    """Stopped before each rename, sync and deletion of a file in turn, in one process."""
-    config = characters(corpus.train, tmp_path, corpus={"num_workers": 1, "validation": [str(corpus.valid)]})
-    whole = prepare(characters(corpus.train, tmp_path / "whole", corpus={"validation": [str(corpus.valid)]})).store
-    left = 0
-
-    def stopping(original: Any) -> Any:
-        def call(*given: Any, **more: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise Killed
-            return original(*given, **more)
-
-        return call
-
-    monkeypatch.setattr(Path, "rename", stopping(Path.rename))
-    monkeypatch.setattr(os, "fsync", stopping(os.fsync))
-    monkeypatch.setattr(building_module, "assemble", stopping(building_module.assemble))
-    for count in range(1, 400, 3):
-        left = count
-        try:
-            prepared = prepare(config)
-        except Killed:
-            continue
-        assert count > 10, "stopped often"
-        break
-    assert files_of(prepared.store.folder) == files_of(whole.folder)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [whole.folder.name]
-
-
-PROGRAM = """
-import sys
-from xltrain.data import corpus
-corpus.PIECE_BYTES = 100_000
-from xltrain.cli import main
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.slow
-def test_a_preparation_by_processes_that_is_killed_leaves_what_the_next_one_goes_on_from(
-    corpus: corpora.Corpus, tmp_path: Path
-):
-    """scripts/kill_prepare.py does so more often, on more text."""
-    text = tmp_path / "text.txt"
-    text.write_bytes(corpus.train.read_bytes() * 20)
-    whole = prepare(corpora.config_for(text, tmp_path / "whole")).store
-    config = corpora.config_file(tmp_path, text, corpus={"num_workers": 2})
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    for seconds in (1.5, 2.5, 3.5, None):
-        started = subprocess.Popen([sys.executable, program, "prepare", config], stderr=subprocess.PIPE, text=True)
-        if seconds is not None:
-            time.sleep(seconds)
-            started.kill()
-        _, said = started.communicate(timeout=120)
-    assert started.returncode == 0, said
-    assert files_of(tmp_path / "cache" / whole.folder.name) == files_of(whole.folder)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [whole.folder.name]
-
-
-# --- the sample that a vocabulary is trained on
-
-
-def test_a_sample_is_bounded_in_lines_and_characters_and_keeps_the_order():
-    lines = [f"{number:05d}" * (1 + number % 3) for number in range(20_000)]
-    assert draw(lines, most=20_000, most_characters=10**9).sentences == lines
-    for most, most_characters in ((100, 10**9), (10**9, 1_000), (100, 400)):
-        sample = draw(lines, most=most, most_characters=most_characters)
-        assert (sample.seen, sample.seen_characters) == (20_000, sum(map(len, lines)))
-        assert len(sample.sentences) <= most
-        assert sum(map(len, sample.sentences)) <= most_characters
-        assert len(sample.sentences) == 100 or sum(map(len, sample.sentences)) > most_characters - 40
-        assert sample.sentences == sorted(sample.sentences)
-        assert sample == draw(lines, most=most, most_characters=most_characters)
-
-
-def test_every_sentence_is_as_likely_to_be_drawn_as_any_other():
-    chosen = np.zeros(50)
-    for seed in range(2_000):
-        for sentence in draw(
-            [str(number).zfill(2) for number in range(50)], most=5, most_characters=99, seed=seed
-        ).sentences:
-            chosen[int(sentence)] += 1
-    assert abs(chosen - 200).max() < 6 * np.sqrt(200 * 0.9)  # six standard deviations

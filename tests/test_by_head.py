@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from models import model_of
 from torch import Tensor
-from variants import VARIANTS, B, model_of, segments
+from variants import VARIANTS, B, segments
 
 from xltrain.model import attention, by_head, relative
 from xltrain.model.by_head import attend_by_head, goes_by_head

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from variants import VARIANTS, B, model_of, segments
+from models import model_of
+from variants import VARIANTS, B, segments
 
 from xltrain.model.cache import Cache
 from xltrain.model.memory import Memory

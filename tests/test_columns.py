@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import model_of
+from models import two_streams
 
 from xltrain.data.columns import ColumnStream, Pairs, cut, every_pair
 from xltrain.data.store import Split
@@ -219,7 +219,9 @@ def test_orders_of_a_packed_row():
 
 @pytest.mark.parametrize("positions", ["relative", "learned", "sinusoid"])
 def test_a_pair_costs_the_same_in_whatever_company(positions: str):
-    model = model_of(vocab_size=99, segment_embeddings=True, query_stream=False, positions=positions, max_positions=20)
+    model = two_streams(
+        vocab_size=99, segment_embeddings=True, query_stream=False, positions=positions, max_positions=20
+    )
     split = pairs_of([(3, 4), (1, 2), (9, 9), (2, 1), (5, 6), (4, 4), (8, 1), (1, 8)])
     pairs = Pairs(split, seq_len=20)
     batches = [pairs.batch(np.array([number]), rows=1)[0] for number in range(8)]

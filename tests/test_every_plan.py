@@ -11,7 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import CLS, SEP, Case, T, V, cases, model_of, text_for
+from layouts import CLS, SEP, Case, T, V, cases, text_for
+from models import two_streams
 
 from xltrain.data.streams import Position, Segment
 from xltrain.model.transformer import LanguageModel
@@ -75,7 +76,7 @@ class Row:
 def test_the_rule_with_memory(case: Case, lengths: list[int], keep_apart: bool, mem_len: int, seed: int) -> None:
     keep_apart = keep_apart or case.layout == "columns"
     stream, position = case.stream(text_for(case, lengths, seed=seed)), Position()
-    model = model_of(vocab_size=V, num_layers=1, d_model=4, num_heads=1)
+    model = two_streams(vocab_size=V, num_layers=1, d_model=4, num_heads=1)
     memory = model.empty_memory(rows=2, mem_len=0 if case.layout == "columns" else mem_len)
     remembered: list[list[int]] = [[], []]  # documents of what each row remembers, oldest first
     for step in range(3):
@@ -109,7 +110,7 @@ def test_the_rule_with_memory(case: Case, lengths: list[int], keep_apart: bool, 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    return model_of(vocab_size=V, num_layers=2, segment_embeddings=True)
+    return two_streams(vocab_size=V, num_layers=2, segment_embeddings=True)
 
 
 @cases()

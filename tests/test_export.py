@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import files_of
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, XLNetLMHeadModel
 
@@ -22,10 +23,6 @@ Train = Callable[..., Path]
 @pytest.fixture(scope="module")
 def trained(train: Train) -> Path:
     return train()
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def names(folder: Path) -> list[str]:
@@ -148,14 +145,14 @@ def test_a_folder_in_use_is_replaced_only_on_request(cli: Callable[..., Any], tr
     output.mkdir()  # an empty folder is fine
     assert cli("export-checkpoint", trained, output, "--no-verify").status == 0
     (output / "config.json").write_text(json.dumps({"exported_by": "xltrain 0.0.1, step 1"}))
-    before = content(output)
+    before = files_of(output)
     done = cli("export-checkpoint", trained, output, "--no-verify")
     assert (done.status, done.err) == (
         2,
         f"xltrain: {output} already exists and is not empty; --overwrite replaces an earlier export, or choose another "
         "OUTPUT_DIR\n",
     )
-    assert content(output) == before
+    assert files_of(output) == before
     assert cli("export-checkpoint", trained, output, "--no-verify", "--overwrite").status == 0
     assert json.loads((output / "config.json").read_text())["model_type"] == "xlnet"
     assert names(tmp_path) == ["out"]
@@ -180,14 +177,14 @@ def test_what_is_no_export_is_never_deleted(
     output.mkdir()
     for name, text in files.items():
         (output / name).write_text(text)
-    before = content(output)
+    before = files_of(output)
     done = cli("export-checkpoint", trained, output, "--overwrite", "--no-verify")
     assert (done.status, done.err) == (
         2,
         f"xltrain: {output} is not an export of xltrain ({why}), so --overwrite will not delete it; choose another "
         "OUTPUT_DIR, or remove the folder yourself\n",
     )
-    assert content(output) == before
+    assert files_of(output) == before
 
 
 def test_a_file_is_no_place_for_a_folder(cli: Callable[..., Any], trained: Path, tmp_path: Path):
@@ -204,7 +201,7 @@ def test_other_numbers_are_an_error(
 ):
     output = tmp_path / "out"
     assert cli("export-checkpoint", trained, output, "--no-verify").status == 0
-    before = content(output)
+    before = files_of(output)
     for wrong, shown in ((0.5, "0.5"), (float("nan"), "nan")):
         monkeypatch.setattr(verify, "largest_difference", lambda *_, wrong=wrong, **__: wrong)
         done = cli("export-checkpoint", trained, output, "--overwrite")
@@ -213,7 +210,7 @@ def test_other_numbers_are_an_error(
             "xltrain: transformers computes other logits from the exported folder: they differ by up to "
             f"{shown}, and 0.0001 is allowed; nothing was exported, please report this with the run's config.yaml\n",
         )
-        assert content(output) == before
+        assert files_of(output) == before
         assert cli("export-checkpoint", trained, tmp_path / "further/out").status == 1
         assert names(tmp_path) == ["out"]
 

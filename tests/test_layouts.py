@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import NEVER, Case, T, V, cases, model_of, text_for, text_of
+from layouts import NEVER, Case, T, V, cases, text_for, text_of
 from logged import series
+from models import two_streams
 from torch import Tensor
 
 from xltrain.data.ahead import ReadAhead
@@ -26,7 +27,7 @@ from xltrain.objectives.plan import IGNORE, PADDED, Plan
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    return model_of(vocab_size=V, num_layers=2, segment_embeddings=True)
+    return two_streams(vocab_size=V, num_layers=2, segment_embeddings=True)
 
 
 def losses_of(model: LanguageModel, plan: Plan, memory: Memory) -> tuple[Tensor, Memory]:
@@ -70,7 +71,7 @@ def test_kept_apart_a_document_is_as_if_there_were_no_other(case: Case, model: L
             assert padded == 0
             if keep_apart:
                 assert after == pytest.approx(before, abs=1e-10)
-    assert max(abs(np.array(before) - np.array(after))) > 1e-3, "text that follows on another document sees it"
+    assert max(abs(np.array(before) - np.array(after))) > 1e-4, "text that follows on another document sees it"
 
 
 # --- padding

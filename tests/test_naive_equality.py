@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import naive
 import pytest
 import torch
-from layouts import model_of
+from models import two_streams
 
 from xltrain.model.init import initialise
 from xltrain.model.transformer import LanguageModel
@@ -105,7 +105,7 @@ def compare(model: LanguageModel, case: Case, *, order_of: str = "random", segme
 @pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_any_order_equals_the_naive_loop(case: Case, backend: str) -> None:
-    compare(model_of(backend=backend, **dict(case.settings)), case)
+    compare(two_streams(backend=backend, **dict(case.settings)), case)
 
 
 @pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
@@ -113,14 +113,14 @@ def test_any_order_equals_the_naive_loop(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("same_length", [False, True])
 def test_one_sided_distances_equal_the_naive_loop(mem_len: int, same_length: bool, backend: str) -> None:
     """A causal model has only half of the distance table, and another backward."""
-    model = model_of(two_sided=False, query_stream=False, backend=backend, same_length=same_length)
+    model = two_streams(two_sided=False, query_stream=False, backend=backend, same_length=same_length)
     compare(model, Case("causal", mem_len, stream="content"), order_of="causal")
 
 
 @pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
 def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(backend: str) -> None:
     """No memory, every position ordered: the first query in the order has no key at all."""
-    model = model_of(backend=backend)
+    model = two_streams(backend=backend)
     order = torch.tensor([[3, 1, 2, 5, 4]])
     captured = {}
 
@@ -142,7 +142,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(backend: str
 @pytest.mark.parametrize("backend", ["math", "sdpa", "flex"])
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
 def test_garbage_in_unused_memory_slots_changes_nothing(garbage: float, backend: str) -> None:
-    model = model_of(backend=backend)
+    model = two_streams(backend=backend)
     tokens = torch.randint(0, V, (B, T))
     order = torch.randint(0, 4, (B, T))
     results = []
@@ -166,7 +166,7 @@ def test_backends_agree_in_single_precision(two_sided: bool) -> None:
         order = torch.arange(24).expand(B, 24)
     found = []
     for backend in ("math", "sdpa", "flex"):
-        model = model_of(backend=backend, two_sided=two_sided, query_stream=two_sided).float()
+        model = two_streams(backend=backend, two_sided=two_sided, query_stream=two_sided).float()
         initialise(model, std=0.2, generator=torch.Generator().manual_seed(1))
         memory = model.empty_memory(rows=B, mem_len=16)
         memory = type(memory)(memory.states + 0.5, torch.tensor([0, 7, 16]), memory.document)

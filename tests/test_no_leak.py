@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import model_of
 from logged import lines_of
+from models import two_streams
 from torch import Tensor
 from windows import CLS, FIRST, SEP, Reading, objective_of
 
@@ -95,7 +95,9 @@ def loss_on_random_symbols(steps: int = 300) -> float:
     common: dict[str, Any] = {"total_rows": 16, "seq_len": 32, "reuse_len": 14, "mem_len": 40, "bidirectional": True}
     stream = PairStream(split, sep=SEP, cls=CLS, shuffle=True, seed=5, **common)
     assert stream.segments_per_epoch >= steps
-    model = model_of(vocab_size=20, num_layers=2, d_model=32, num_heads=2, head_dim=16, segment_embeddings=True).float()
+    model = two_streams(
+        vocab_size=20, num_layers=2, d_model=32, num_heads=2, head_dim=16, segment_embeddings=True
+    ).float()
     initialise(model, std=0.1, generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     objective = objective_of(20, 14, num_predict=8)

@@ -283,10 +283,10 @@ def test_permuting_the_input_instead_of_the_mask(name: str) -> None:
     """With rows sorted by order, keys after a row in the new order are those of larger order: the mask is lower
     triangular (by blocks of equal order), and the losses are the same."""
     import naive
-    from layouts import model_of
+    from models import two_streams
 
     seq_len = 7
-    model = model_of(vocab_size=V)
+    model = two_streams(vocab_size=V)
     segment = segment_of(text_of(1, seq_len, seed=9))
     plan = objectives(seq_len)[name].plan(segment, draw_of(1, seed=11))
     memory = model.empty_memory(rows=1, mem_len=0)

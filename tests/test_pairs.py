@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layouts import model_of
 from logged import series
+from models import two_streams
 from windows import CLS, FIRST, READINGS, SEED, SEP, Reading, objective_of
 
 from xltrain.config.load import validate
@@ -220,7 +220,7 @@ def test_targets_and_visibility_against_their_definition(reading: Reading, apart
 def test_only_the_reused_part_is_remembered_and_it_is_the_text_before_the_next_window():
     reading = Reading([[4, 6, 5] * 12], 1, reuse_len=5, rest=9, both=True)
     split, reuse_len, stream = reading.split, reading.reuse_len, reading.stream()
-    model = model_of(vocab_size=split.num_tokens + FIRST, num_layers=1, segment_embeddings=True)
+    model = two_streams(vocab_size=split.num_tokens + FIRST, num_layers=1, segment_embeddings=True)
     objective = objective_of(split.num_tokens + FIRST, reuse_len)
     memory, position = model.empty_memory(rows=2, mem_len=12), Position()
     for number in range(4):

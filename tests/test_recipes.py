@@ -12,16 +12,16 @@ from typing import Any
 
 import corpora
 import pytest
+import recipes
 import yaml
+from commands import files_of
+from recipes import RECIPES, Recipe
 
 from xltrain.data.prepare import prepare as build_store
 from xltrain.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "scripts"))
-
-import recipes  # noqa: E402
-from recipes import RECIPES, Recipe  # noqa: E402
 
 
 def zipped(path: Path, files: dict[str, bytes]) -> Path:
@@ -46,10 +46,6 @@ def unpacked(folder: Path, files: dict[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def store_of(folder: Path, files: list[str], tmp_path: Path, **tokenizer: Any) -> dict[str, Any]:
@@ -94,8 +90,8 @@ def test_enwik8_as_transformer_xl_has_it_loses_its_newlines(tmp_path: Path, monk
         assert manifest["splits"][split]["tokens"] == len(part) - part.count(b"\n")
     monkeypatch.setattr(recipes, "BLOCK", 7)
     recipes.prepare(small("enwik8", RAW, vocabulary=vocabulary), source, tmp_path / "again")
-    assert [text.split() for text in contents(tmp_path / "again").values()] == [
-        text.split() for text in contents(tmp_path / "out").values()
+    assert [text.split() for text in files_of(tmp_path / "again").values()] == [
+        text.split() for text in files_of(tmp_path / "out").values()
     ]
 
 
@@ -148,7 +144,7 @@ def test_wikitext_is_counted_as_transformer_xl_counts_it(tmp_path: Path, packed:
     source = packed(tmp_path / "source", {f"wikitext-2/{name}": data for name, data in WIKI.items()})
     recipe = replace(RECIPES["wikitext-2"], expected=WIKI_COUNTS)
     assert recipes.prepare(recipe, source, tmp_path / "out") == WIKI_COUNTS
-    assert contents(tmp_path / "out") == dict(sorted(WIKI.items()))
+    assert files_of(tmp_path / "out") == dict(sorted(WIKI.items()))
     manifest = store_of(tmp_path / "out", list(WIKI), tmp_path, kind="word", vocab_size=None)
     tokens = {name: counts["tokens"] for name, counts in manifest["splits"].items()}
     assert tokens == {"train": 13, "validation": 4, "test": 4}
@@ -178,7 +174,7 @@ def test_one_billion_word_counts_its_frequent_words(tmp_path: Path):
     }
     recipe = replace(RECIPES["one-billion-word"], expected={"train files": 2, "vocabulary": 4})
     recipes.prepare(recipe, tarred(tmp_path / "b.tar.gz", files), tmp_path / "out")
-    assert contents(tmp_path / "out") == {
+    assert files_of(tmp_path / "out") == {
         "test.txt": b"held out\n",
         "train/news.en-00001-of-00100": b"a b a\nc\n",
         "train/news.en-00002-of-00100": b"a b b c d\n",
@@ -194,7 +190,7 @@ def test_the_penn_treebank(tmp_path: Path):
     files = {f"data/ptb.{split}.txt": f" no it was n't {split} \n".encode() for split in recipes.SPLITS}
     recipe = replace(RECIPES["ptb"], expected={"train tokens": 6, "valid tokens": 6, "test tokens": 6, "vocabulary": 8})
     recipes.prepare(recipe, tarred(tmp_path / "simple-examples.tgz", files), tmp_path / "out")
-    assert sorted(contents(tmp_path / "out")) == ["ptb.test.txt", "ptb.train.txt", "ptb.valid.txt"]
+    assert sorted(files_of(tmp_path / "out")) == ["ptb.test.txt", "ptb.train.txt", "ptb.valid.txt"]
 
 
 # --- sources and outputs

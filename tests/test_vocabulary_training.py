@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import corpora
+import numpy as np
 import pytest
 from corpora import write_lines
 from prepared import built, refused
 
 from xltrain.data import subwords
+from xltrain.data.sampling import draw
 from xltrain.data.subwords import _Cut
 
 
@@ -205,3 +207,29 @@ def test_a_very_long_line_takes_time_in_proportion_to_its_length():
 
     seconds(100_000)
     assert min(seconds(8_000_000) for _ in range(3)) < 40 * max(min(seconds(400_000) for _ in range(3)), 1e-3)
+
+
+# --- the sample that a vocabulary is trained on
+
+
+def test_a_sample_is_bounded_in_lines_and_characters_and_keeps_the_order():
+    lines = [f"{number:05d}" * (1 + number % 3) for number in range(20_000)]
+    assert draw(lines, most=20_000, most_characters=10**9).sentences == lines
+    for most, most_characters in ((100, 10**9), (10**9, 1_000), (100, 400)):
+        sample = draw(lines, most=most, most_characters=most_characters)
+        assert (sample.seen, sample.seen_characters) == (20_000, sum(map(len, lines)))
+        assert len(sample.sentences) <= most
+        assert sum(map(len, sample.sentences)) <= most_characters
+        assert len(sample.sentences) == 100 or sum(map(len, sample.sentences)) > most_characters - 40
+        assert sample.sentences == sorted(sample.sentences)
+        assert sample == draw(lines, most=most, most_characters=most_characters)
+
+
+def test_every_sentence_is_as_likely_to_be_drawn_as_any_other():
+    chosen = np.zeros(50)
+    for seed in range(2_000):
+        for sentence in draw(
+            [str(number).zfill(2) for number in range(50)], most=5, most_characters=99, seed=seed
+        ).sentences:
+            chosen[int(sentence)] += 1
+    assert abs(chosen - 200).max() < 6 * np.sqrt(200 * 0.9)  # six standard deviations

@@ -10,6 +10,7 @@ from typing import Any
 import corpora
 import numpy as np
 import pytest
+from commands import files_of
 from corpora import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,10 +84,6 @@ def stream(given_: list[Given], separator: str, tokenizer: Tokenizer) -> tuple[l
         ids += [] if tokenizer.eod is None else [tokenizer.eod]
         ends.append(len(ids))
     return ids, ends
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,8 @@
-"""Small models of every kind, and segments to read one after another."""
+"""Settings of models of every kind, and segments to read one after another."""
 
 from typing import Any
 
 import torch
-
-from xltrain.model.init import initialise
-from xltrain.model.transformer import LanguageModel
 
 B, V = 3, 40
 LENGTHS = (5, 1, 7, 1, 1, 5, 2, 9)
@@ -24,24 +21,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no positions": {"positions": "none"},
     "neural tangent": {"parametrization": "ntk"},
 }
-
-
-def model_of(*, dtype: torch.dtype = torch.float64, **settings: Any) -> LanguageModel:
-    parametrization = settings.pop("parametrization", "standard")
-    arguments: dict[str, Any] = {
-        "vocab_size": V, "num_layers": 3, "d_model": 8, "num_heads": 2, "head_dim": 4, "d_inner": 12,
-    }  # fmt: skip
-    model = LanguageModel(**arguments | settings)
-    draw = torch.Generator().manual_seed(1)
-    initialise(model, std=0.5, generator=draw, parametrization=parametrization)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):  # not at their trivial start
-                parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.3)
-        for buffer in model.buffers():  # statistics of batch norm
-            if buffer.is_floating_point():
-                buffer.add_(torch.rand(buffer.shape, generator=draw))
-    return model.to(dtype).eval()
 
 
 def segments(*, two_sided: bool, lengths: tuple[int, ...] = LENGTHS, **more: Any) -> list[dict[str, Any]]:
