@@ -15,7 +15,7 @@ from xltrain.data.overlap import trained_on
 from xltrain.data.store import Split
 from xltrain.data.tokenizer import never_target
 from xltrain.errors import UsageError
-from xltrain.evaluation.loading import adapted, read_text, usable_place
+from xltrain.evaluation.loading import adapted, load, read_text
 from xltrain.evaluation.per_token import Recorder, check_file, write
 from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
 from xltrain.evaluation.warnings import warn_of
@@ -23,7 +23,6 @@ from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.objectives.plan import Objective
 from xltrain.training.build import autocast, build_objective
-from xltrain.training.checkpoint import find_checkpoint
 
 MODES = ("stream", "document", "sliding")
 NEXT_TOKEN = ("causal", "seq2seq")
@@ -61,13 +60,9 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         raise UsageError(f"--mode: {options.mode!r} is not allowed; choose {', '.join(MODES)}")
     if options.per_token is not None:
         check_file(options.per_token)
-    checkpoint = find_checkpoint(source)
-    trained = checkpoint.config()
-    config = adapted(trained, same_length=options.same_length, clamp_len=options.clamp_len)
+    loaded = load(source, adapt=lambda trained: _checked(trained, options))
+    config, tokenizer, model, place = loaded.config, loaded.tokenizer, loaded.model, loaded.place
     protocol = _protocol(config, options)
-    _check(config, protocol, options)
-    place = usable_place(config.training.device)
-    tokenizer = checkpoint.tokenizer()
     text = read_text(config, tokenizer, data=options.data, split=options.split)
     if config.segments.layout == "pair":
         console.say(
@@ -76,7 +71,6 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
     if config.two_columns:
         for line in cut_note(Pairs(text, seq_len=protocol.seq_len)):
             console.say(line)
-    model = checkpoint.model(place.device, config)
     if options.left_to_right:
         objective: Objective = LeftToRight(
             keep_apart=not config.segments.cross_documents,
@@ -110,14 +104,14 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         write(options.per_token, recorder, text, tokenizer, query=query)
     whole = config.objective.name == "causal" or options.left_to_right
     found = (
-        {"checkpoint": str(checkpoint.folder), "text": text.name, "objective": config.objective.name}
+        {"checkpoint": str(loaded.checkpoint.folder), "text": text.name, "objective": config.objective.name}
         | report(result, text, protocol, whole=whole)
         | _said_of_draws(results, options)
         | _said_of_protocol(config, protocol, model, text)
     )
-    entries = options.data or getattr(trained.corpus, options.split)
-    overlap = trained_on(trained.corpus.train, entries, split=options.split)
-    warn_of(found, trained=trained, config=config, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
+    entries = options.data or getattr(config.corpus, options.split)
+    overlap = trained_on(config.corpus.train, entries, split=options.split)
+    warn_of(found, config=config, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
     return found
 
 
@@ -132,6 +126,13 @@ def _protocol(config: Config, options: Options) -> Protocol:
         advance=None if options.left_to_right else segments.reuse_len or None,
         next_token=config.objective.name in NEXT_TOKEN,
     )
+
+
+def _checked(trained: Config, options: Options) -> Config:
+    """The configuration with what the options change; raises a :class:`UsageError` for what does not go together."""
+    config = adapted(trained, same_length=options.same_length, clamp_len=options.clamp_len)
+    _check(config, _protocol(config, options), options)
+    return config
 
 
 def _check(config: Config, protocol: Protocol, options: Options) -> None:

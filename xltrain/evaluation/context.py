@@ -9,6 +9,7 @@ asked for, none is part of a source.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from xltrain import console
 from xltrain.data.store import Split
 from xltrain.data.tokenizer import never_target
 from xltrain.errors import UsageError
-from xltrain.evaluation.loading import Loaded, load, read_text
+from xltrain.evaluation.loading import Loaded, adapted, load, read_text
 from xltrain.evaluation.per_token import Recorder
 from xltrain.evaluation.perplexity import BLOCK_TOKENS, BLOCKS, Protocol, evaluate, standard_error
 from xltrain.evaluation.reading import Reader, absolute, refuse_unordered
@@ -58,7 +59,8 @@ def context(
         check_picture(picture, "--picture")
     if targets and longest is not None and longest < 2 * step:
         raise UsageError(f"--longest: {longest} must be at least twice --step {step}, to compare two context lengths")
-    group = [load(source, clamp_len=clamp_len) for source in sources]
+    adapt = partial(adapted, same_length=None, clamp_len=clamp_len)
+    group = [load(source, adapt=adapt) for source in sources]
     for loaded in group:
         refuse_unordered(loaded.config, what=f"{loaded.checkpoint.folder}: context")
         if loaded.config.two_columns:

@@ -21,6 +21,7 @@ from xltrain.data.prepare import prepared_before, stores_of
 from xltrain.data.streams import Segment
 from xltrain.data.tokenizer import SPECIALS
 from xltrain.errors import UsageError
+from xltrain.evaluation.loading import read_whole
 from xltrain.evaluation.signal import as_rows, draw_report, signal_report
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
@@ -28,7 +29,7 @@ from xltrain.objectives.plan import Plan
 from xltrain.pictures import check_picture
 from xltrain.training.bins import unsorted_ids
 from xltrain.training.build import build_model, build_objective, count_parameters
-from xltrain.training.checkpoint import find_checkpoint
+from xltrain.training.checkpoint import Checkpoint
 from xltrain.training.dealing import Counts, deal
 from xltrain.training.dry_run import assumed_vocabulary
 from xltrain.training.optimizer import matrices
@@ -76,10 +77,7 @@ def inspect(
     if source.is_dir() or source.name in NAMES:
         if overrides:
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")
-        checkpoint = find_checkpoint(source)
-        config, vocab_size = checkpoint.config(), checkpoint.tokenizer().vocab_size
-        trained = (checkpoint.folder / "state.json").is_file()  # imports have none, and nothing of their text is known
-        fingerprint = checkpoint.progress().fingerprint if trained else ""
+        config, vocab_size, fingerprint = read_whole(source, _facts)
     else:
         config, fingerprint = load_config(source, overrides), None
         vocab_size, _ = assumed_vocabulary(config)
@@ -95,6 +93,13 @@ def inspect(
             draw_report(report, picture)
             found["picture"] = str(picture)
     return found
+
+
+def _facts(checkpoint: Checkpoint) -> tuple[Config, int, str]:
+    """Configuration, vocabulary size, and the fingerprint of the training text: imports have none."""
+    trained = (checkpoint.folder / "state.json").is_file()
+    fingerprint = checkpoint.progress().fingerprint if trained else ""
+    return checkpoint.config(), checkpoint.tokenizer().vocab_size, fingerprint
 
 
 def _look_at_bins(config: Config, fingerprint: str | None) -> None:

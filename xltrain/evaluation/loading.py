@@ -1,9 +1,13 @@
 """What every use of a trained model begins with: its checkpoint, a device, its tokenizer, and a text."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from xltrain import console
+from xltrain.config.init_from import MARK, NAMES
 from xltrain.config.schema import Config
 from xltrain.data.corpus import Counts
 from xltrain.data.files import named_by
@@ -12,9 +16,14 @@ from xltrain.data.sources import find_sources
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place, find_place
-from xltrain.errors import UsageError
+from xltrain.errors import UsageError, XltrainError
 from xltrain.model.transformer import LanguageModel
-from xltrain.training.checkpoint import Checkpoint, find_checkpoint
+from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
+
+Read = TypeVar("Read")
+
+TRIES = 3
+"""Checkpoints that may vanish one after the other while they are read."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +40,65 @@ class Loaded:
     place: Place
 
 
-def load(source: Path, *, clamp_len: int | None = None) -> Loaded:
-    """A run's newest checkpoint, or the one named; None leaves ``clamp_len`` as it was trained.
+def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: config) -> Loaded:
+    """A run's newest checkpoint, or the one named.
+
+    Args:
+        adapt: given the checkpoint's configuration; returns the one to use, or raises what speaks against it.
 
     Raises:
         UsageError: for a checkpoint that cannot be used so.
     """
-    checkpoint = find_checkpoint(source)
-    config = adapted(checkpoint.config(), same_length=None, clamp_len=clamp_len)
-    place = usable_place(config.training.device)
-    model = checkpoint.model(place.device, config)
-    return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)
+
+    def read(checkpoint: Checkpoint) -> Loaded:
+        config = adapt(checkpoint.config())
+        place = usable_place(config.training.device)
+        model = checkpoint.model(place.device, config)
+        return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)
+
+    return read_whole(source, read)
+
+
+def read_whole(source: Path, read: Callable[[Checkpoint], Read]) -> Read:
+    """What ``read`` makes of a run's newest checkpoint, or of the one named; it reads all that is ever needed of it.
+
+    A run that goes on removes its older checkpoints, perhaps the one that is being read. Then another one takes its
+    place, unless it was named itself.
+
+    Raises:
+        UsageError: if there is none that stays.
+    """
+    for _ in range(TRIES):
+        there = [folder for folder in _folders(source) if _is_whole(folder)]
+        try:
+            return read(find_checkpoint(source))
+        except (OSError, XltrainError):
+            gone = [folder for folder in there if not _is_whole(folder)]
+            if not gone:
+                raise
+        removed = f"{gone[0]} was removed while it was read: its run goes on, and keeps the newest ones only"
+        if gone == [source]:
+            raise UsageError(f"{removed} (checkpoint.keep); give the run's folder, or copy a checkpoint first")
+        console.say(f"{removed}; reading its newest one")
+    raise UsageError(
+        f"{source}: this run has removed {TRIES} checkpoints while they were read; wait until it has ended, or let it "
+        "keep more of them (checkpoint.keep)"
+    )
+
+
+def _folders(source: Path) -> list[Path]:
+    """Every checkpoint that is there to be read under this name."""
+    if source.name in NAMES and source.is_file():
+        source = source.parent
+    return [source] if (source / MARK).is_file() else list_checkpoints(source)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all files of a checkpoint are there, by their names alone."""
+    try:
+        return all((folder / name).is_file() for name in json.loads((folder / MARK).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
 
 
 def usable_place(wanted: str) -> Place:

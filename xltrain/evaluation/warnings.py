@@ -8,14 +8,12 @@ from xltrain.config.schema import Config
 from xltrain.data.warnings import LONG_WORD, MANY_UNKNOWN
 
 
-def warn_of(
-    found: dict[str, Any], *, trained: Config, config: Config, overlap: list[str], vocab_size: int, whole: bool
-) -> None:
+def warn_of(found: dict[str, Any], *, config: Config, overlap: list[str], vocab_size: int, whole: bool) -> None:
     """Say everything that a reader of these figures has to know.
 
     Args:
         found: the figures.
-        trained, config: the run's configuration, and what it was changed to.
+        config: the run's configuration, with what this use changes of its model.
         overlap: clauses on what of this text the model was trained on.
         whole: every token of the text was a target.
     """
@@ -29,7 +27,7 @@ def warn_of(
             f"a loss of {found['loss']:.2f} nats is worse than guessing among {vocab_size:,} tokens: "
             "the model is untrained, or the tokenizer is not the one that it was trained with"
         )
-    known = trained.segments.seq_len + trained.segments.mem_len
+    known = config.segments.seq_len + config.segments.mem_len
     if config.model.positions == "relative" and found["attention_len"] > known and not config.model.clamp_len:
         console.warn(
             f"rows see {found['attention_len']:,} positions, in training at most {known:,}: distances beyond that were "

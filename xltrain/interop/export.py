@@ -16,13 +16,14 @@ from xltrain.config.init_from import TOKENIZER_FILES
 from xltrain.config.schema import Config
 from xltrain.data.tokenizer import SentencePieceTokenizer
 from xltrain.errors import UsageError, XltrainError
+from xltrain.evaluation.loading import read_whole
 from xltrain.interop import remote_code, tokenizer
 from xltrain.interop.card import model_card
 from xltrain.interop.folder import check_output, replacing
 from xltrain.interop.formats import FORMATS, Format, Subject
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import count_parameters
-from xltrain.training.checkpoint import Checkpoint, damage, find_checkpoint, list_checkpoints
+from xltrain.training.checkpoint import Checkpoint, damage, list_checkpoints
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, in fp32, that passes as the same number."""
@@ -62,33 +63,39 @@ def export(
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", licence, re.ASCII):
         raise UsageError(f"--license: {licence!r} is not allowed; give an identifier as hubs spell it, like apache-2.0")
     chosen = FORMATS[format_name]
-    checkpoint = find_checkpoint(source)
-    check_output(
-        output,
-        overwrite=overwrite,
-        what="an export",
-        files=_names(output),
-        mark="config.json",
-        recognised=_is_export(output),
-    )
-    verify = _may_verify(verify, needs_transformers=chosen.needs_transformers)
-    config, vocabulary = checkpoint.config(), checkpoint.tokenizer()
-    _refuse(chosen, format_name, checkpoint, config)
+
+    def read(checkpoint: Checkpoint) -> tuple[Subject, list[Checkpoint], str]:
+        """What is exported, the checkpoints whose mean it is, and its card, for which they are read too."""
+        nonlocal verify
+        check_output(
+            output,
+            overwrite=overwrite,
+            what="an export",
+            files=_names(output),
+            mark="config.json",
+            recognised=_is_export(output),
+        )
+        verify = _may_verify(verify, needs_transformers=chosen.needs_transformers)
+        config, vocabulary = checkpoint.config(), checkpoint.tokenizer()
+        _refuse(chosen, format_name, checkpoint, config)
+        averaged = _last(checkpoint, average)
+        model = _read_model(averaged, config)
+        card = model_card(
+            config, vocabulary, model, averaged, usage=chosen.usage, dtype=dtype, licence=licence, name=output.name
+        )
+        return Subject(config, vocabulary, model), averaged, card
+
+    subject, averaged, card = read_whole(source, read)
+    config = subject.config
     if format_name == "huggingface" and config.model.attention_dropout != config.model.dropout:
         console.warn(
             "transformers has one dropout rate for everything: fine-tuning there uses model.dropout "
             f"{config.model.dropout:g} where model.attention_dropout is {config.model.attention_dropout:g} here"
         )
-    averaged = _last(checkpoint, average)
-    model = _read_model(averaged, config)
-    subject = Subject(config, vocabulary, model)
     difference = cost = None
     with replacing(output, what="the export") as folder:
         with console.busy(f"writing {output}", at_once=False):
             _write(folder, chosen, subject, averaged, dtype=torch.float32)
-        card = model_card(
-            config, vocabulary, model, averaged, usage=chosen.usage, dtype=dtype, licence=licence, name=output.name
-        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         if verify:
             difference = _compare(folder, chosen, subject)
@@ -100,8 +107,8 @@ def export(
         "output": str(output),
         "format": format_name,
         "checkpoint": ", ".join(str(each.folder) for each in averaged),
-        "parameters": count_parameters(model),
-        "vocab_size": vocabulary.vocab_size,
+        "parameters": count_parameters(subject.model),
+        "vocab_size": subject.vocabulary.vocab_size,
         "dtype": dtype,
         "max_logit_difference": difference,
     }
