@@ -258,7 +258,7 @@ def test_a_tokenizer_of_another_kind(refused_import: Callable[..., str], xlnet: 
         {"added_tokens": [{"content": []}]},
         {"normalizer": {"type": []}},
         {"normalizer": {"normalizers": 5}},
-        {"model": {"type": "WordLevel", "vocab": {"a": 0}}, "pre_tokenizer": "Split"},
+        {"pre_tokenizer": "Split"},
     ],
 )
 def test_a_tokenizer_that_is_not_written_as_one(

@@ -14,7 +14,7 @@ from commands import Outcome
 from logged import lines_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import XLNetConfig, XLNetTokenizer
+from transformers import XLNetConfig
 from xlnets import CASES, config_of, pair, save_transformers
 
 from xltrain.config.load import load_config
@@ -25,10 +25,7 @@ from xltrain.interop.bundle import Bundle, crc32c
 from xltrain.interop.huggingface import plain_weights, xlnet_weights
 from xltrain.interop.imported import Settings
 from xltrain.interop.readers import read_xlnet
-from xltrain.interop.spiece import SentencePieceModel
 from xltrain.interop.tensorflow import to_transformers
-from xltrain.interop.tokenizer import tokenizer_files
-from xltrain.interop.tokenizer_import import from_tokenizer_json, read_folder_tokenizer
 from xltrain.interop.verify import hidden_keys, largest_difference
 from xltrain.interop.xlnet_import import THEIR_ACTIVATIONS, from_xlnet, sections
 from xltrain.training.checkpoint import find_checkpoint
@@ -283,35 +280,3 @@ def test_characters_and_bytes_come_back(kind: str, corpus: corpora.Corpus, cli: 
     before, after = find_checkpoint(tmp_path / "run"), find_checkpoint(tmp_path / "in")
     assert before.tokenizer().files() == after.tokenizer().files()
     equal(before.weights(CPU), after.weights(CPU))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_transformers_own_tokenizer_wrote_cuts_text_alike(
-    spiece: Path, corpus: corpora.Corpus, tmp_path: Path
-) -> None:
-    """transformers 5 writes tokenizer.json alone, with a clean-up in it."""
-    model = SentencePieceModel.read(spiece.read_bytes())
-    theirs = XLNetTokenizer(
-        vocab=[(piece.text, piece.score) for piece in model.pieces],
-        unk_id=0,
-        _spm_precompiled_charsmap=model.charsmap,
-    )
-    theirs.save_pretrained(tmp_path)
-    ours = read_folder_tokenizer(tmp_path, given=None)
-    assert isinstance(ours, SentencePieceTokenizer)
-    assert ours.cleanup.names() == ["tokenizer.quotes", "tokenizer.strip_accents"]
-    lines = corpus.valid.read_text(encoding="utf-8").splitlines()[:100]
-    lines += ["b\u00e1 de\u0301 ``ta'' 'ti'", "Ｄａ  da", "dada,dada."]
-    assert ours.encode(lines) == [theirs(line, add_special_tokens=False)["input_ids"] for line in lines]
-
-
-def test_a_vocabulary_of_pieces_is_rebuilt_from_tokenizer_json(spiece: Path, corpus: corpora.Corpus) -> None:
-    before = SentencePieceTokenizer(spiece.read_bytes())
-    content = json.loads(tokenizer_files(before)["tokenizer.json"])
-    after = from_tokenizer_json(content, Path("tokenizer.json"))
-    assert isinstance(after, SentencePieceTokenizer)
-    lines = corpus.valid.read_text(encoding="utf-8").splitlines()
-    lines += ["Ｆｕｌｌ width,  two spaces", "caf\u00e9 <eop> <mask> ab", "", "日本"]
-    assert after.encode(lines) == before.encode(lines)
-    assert [after.piece(number) for number in range(9)] == [before.piece(number) for number in range(9)]
-    assert (after.vocab_size, after.unk, after.eod) == (before.vocab_size, before.unk, before.eod)

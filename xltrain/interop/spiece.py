@@ -12,6 +12,9 @@ from typing import Any
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of piece."""
 
+COMPOSING_RULE = "nmt_nfkc"
+"""sentencepiece's usual rule of normalisation, one of those that compose characters."""
+
 ALGORITHMS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
@@ -114,8 +117,10 @@ def varint(data: bytes, place: int) -> tuple[int, int]:
             return value, place
 
 
-def written(pieces: Sequence[Piece], *, charsmap: bytes) -> bytes:
-    """A unigram ``.model`` file of these pieces, with a compiled normalisation rule."""
+def written(
+    pieces: Sequence[Piece], *, charsmap: bytes, rule: str, adds_space_in_front: bool, collapses_spaces: bool
+) -> bytes:
+    """A unigram ``.model`` file of these pieces, with a compiled normalisation rule, its name, and that for spaces."""
     unk = next((number for number, piece in enumerate(pieces) if piece.kind == UNKNOWN), 0)
     ids = {piece.text: number for number, piece in enumerate(pieces)}
     model = b"".join(
@@ -123,7 +128,8 @@ def written(pieces: Sequence[Piece], *, charsmap: bytes) -> bytes:
     )
     numbers = {3: 1, 4: len(pieces), 40: unk, 41: ids.get("<s>", -1), 42: ids.get("</s>", -1), 43: -1}
     trainer = b"".join(_number(number, value) for number, value in numbers.items())
-    normalizer = _field(1, b"user_defined") + _field(2, charsmap)
+    normalizer = _field(1, rule.encode()) + _field(2, charsmap)
+    normalizer += _number(3, adds_space_in_front) + _number(4, collapses_spaces)
     return model + _field(2, trainer) + _field(3, normalizer)
 
 

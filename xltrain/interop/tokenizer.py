@@ -188,16 +188,19 @@ def _pieces(model: SentencePieceModel, cleanup: CleanUp) -> "tokenizers.Tokenize
     steps: list[Any] = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
     if whole and model.algorithm == "bpe":
         steps.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, _longest_first(whole)))), "isolated"))
-    # Text that spells a control symbol is no such symbol. A cut after its first character keeps it from being found.
-    spelled = [piece.text for piece in model.pieces if piece.kind in (spiece.CONTROL, spiece.UNKNOWN)]
-    cuts = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
-    steps.append(pre_tokenizers.Split(Regex(cuts), "merged_with_previous"))
+    steps.append(pre_tokenizers.Split(Regex(cuts_in_symbols(model.pieces)), "merged_with_previous"))
     built.pre_tokenizer = pre_tokenizers.Sequence(steps)
     spaces: list[Any] = [decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)]
     if model.adds_space_in_front and not model.collapses_spaces:
         spaces = [decoders.Replace(_SPACE, " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     built.decoder = decoders.Sequence([decoders.Replace(_NEVER, ""), *spaces])
     return built
+
+
+def cuts_in_symbols(pieces: Sequence[Piece]) -> str:
+    """Where text is cut that spells a control symbol, which is no such symbol: after its first character."""
+    spelled = [piece.text for piece in pieces if piece.kind in (spiece.CONTROL, spiece.UNKNOWN)]
+    return "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
 
 
 def _cleaning(cleanup: CleanUp) -> list[Any]:
