@@ -13,6 +13,8 @@ import pytest
 from commands import files_of
 from logged import lines_of
 
+from xltrain.cli import COMMANDS
+
 Cli = Callable[..., Any]
 
 SPLIT_KEYS = {"documents", "lines", "bytes", "characters", "words", "tokens", "unknown"}
@@ -247,11 +249,26 @@ def test_a_full_disk_is_one_line_and_status_one(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["prepare", "pretrain", "eval-ppl", "export-checkpoint"])
-def test_every_command_has_help_with_an_example(cli: Cli, command: str):
+@pytest.mark.parametrize("columns", [80, 140])
+@pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
+def test_every_command_has_help_with_an_example(cli: Cli, command: str, columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     outcome = cli(command, "--help")
     assert outcome.status == 0
-    assert f"Example: xltrain {command} " in " ".join(outcome.out.split())
+    *lines, before, example = outcome.out.splitlines()
+    assert before.strip() == "Example:"
+    assert example.startswith(f"    xltrain {command} ")  # in one piece, to be copied
+    assert max(map(len, lines)) <= min(columns, 110)
+    assert not re.search(r"<\w|[{]\w|x>=", "\n".join(lines))  # as Python and typer put it
+    if command in ("generate", "export-checkpoint"):  # which have long lines
+        assert (max(map(len, lines)) > 80) == (columns == 140)
+
+
+def test_the_list_of_commands_is_not_cut_short(cli: Cli, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = cli("--help").out
+    assert "..." not in said.replace("[ARGS]...", "")
+    assert all(re.search(rf"^  {name} +{re.escape(short)}$", said, re.MULTILINE) for name, _, short, _ in COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from xltrain import console
 from xltrain.commands import checkpoints, context, evaluate, generate, train
 from xltrain.errors import FailedElsewhere, OutputClosed, Stopped, UsageError, XltrainError
+
+WIDEST = 110
+"""Columns that help takes of a wider terminal."""
 
 app = typer.Typer(
     name="xltrain",
@@ -21,8 +25,37 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
+    epilog="xltrain COMMAND --help has a command's options and an example.",
 )
+
+
+class _Command(TyperCommand):
+    """A command whose help does not speak of Python's types, and whose example can be copied whole."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            name, said = param.get_help_record(ctx) or ("", "")
+            for theirs, ours in _PLAINER_HELP:
+                said = re.sub(theirs, ours, said)
+            kind = "Arguments" if param.param_type_name == "argument" else "Options"
+            sections[kind].append((re.sub(r" <\S+>$", "", name), said))
+        for title, entries in sections.items():
+            if entries:
+                with formatter.section(title):
+                    formatter.write_dl(entries)
+
+
+_PLAINER_HELP = [
+    (r"\bx>=([\d.]+)(?=[\];])", r"at least \1"),
+    (r"\b([\d.]+)<=x<=([\d.]+)(?=[\];])", r"\1 to \2"),
+    (r"  \[required\]$", ""),  # the usage shows it
+]
+"""How help writes what is allowed, and how it is written here."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -43,22 +76,68 @@ def _options(
     del debug, version  # debug is read by main(), which also has to know it when parsing fails
 
 
-COMMANDS: list[tuple[str, Callable[..., None], str]] = [
-    ("prepare", train.prepare, "configs/demo.yaml --set tokenizer.vocab_size=4000"),
-    ("pretrain", train.pretrain, "configs/demo.yaml --set optimizer.lr=1e-3 --dry-run"),
-    ("plot", train.plot, "runs/demo runs/other --output curves.png"),
-    ("eval-ppl", evaluate.eval_ppl, "runs/demo --split test --mem-len 256 --json"),
-    ("export-checkpoint", checkpoints.export_checkpoint, "runs/demo exported --verify"),
-    ("import-checkpoint", checkpoints.import_checkpoint, "xlnet-base-cased imported --format huggingface"),
-    ("generate", generate.generate, 'runs/demo "Once upon a time" --temperature 0.8 --max-tokens 300'),
-    ("score", generate.score, "runs/demo sentences.txt --per-token > scores.jsonl"),
-    ("context", context.context, "runs/demo runs/other --mem-lens 0,64,256 --picture context.png"),
-    ("inspect", evaluate.inspect, "configs/demo.yaml --signal --picture signal.png"),
+COMMANDS: list[tuple[str, Callable[..., None], str, str]] = [
+    (
+        "prepare",
+        train.prepare,
+        "Turn text into a vocabulary and tokens.",
+        "configs/demo.yaml --set tokenizer.vocab_size=4000",
+    ),
+    (
+        "pretrain",
+        train.pretrain,
+        "Train a model as a configuration says.",
+        "configs/demo.yaml --set optimizer.lr=1e-3 --dry-run",
+    ),
+    ("plot", train.plot, "Draw the curves of one or several runs.", "runs/demo runs/other --output curves.png"),
+    (
+        "eval-ppl",
+        evaluate.eval_ppl,
+        "Perplexity of a text under a trained model.",
+        "runs/demo --split test --mem-len 256 --json",
+    ),
+    (
+        "export-checkpoint",
+        checkpoints.export_checkpoint,
+        "Write a checkpoint for other programs.",
+        "runs/demo exported --verify",
+    ),
+    (
+        "import-checkpoint",
+        checkpoints.import_checkpoint,
+        "Read another program's checkpoint.",
+        "xlnet-base-cased imported --format huggingface",
+    ),
+    (
+        "generate",
+        generate.generate,
+        "Go on with a text, or begin one.",
+        'runs/demo "Once upon a time" --temperature 0.8 --max-tokens 300',
+    ),
+    (
+        "score",
+        generate.score,
+        "Log-probabilities of lines of text.",
+        "runs/demo sentences.txt --per-token > scores.jsonl",
+    ),
+    (
+        "context",
+        context.context,
+        "How much of what came before a model uses.",
+        "runs/demo runs/other --mem-lens 0,64,256 --picture context.png",
+    ),
+    (
+        "inspect",
+        evaluate.inspect,
+        "Sizes of a configuration or a checkpoint.",
+        "configs/demo.yaml --signal --picture signal.png",
+    ),
 ]
-"""Name, function, and arguments of the example that help shows."""
+"""Name, function, what it does in half a line, and arguments of the example that help shows."""
 
-for _name, _function, _example in COMMANDS:
-    app.command(_name, epilog=f"Example: xltrain {_name} {_example}")(_function)
+for _name, _function, _short, _example in COMMANDS:
+    _epilog = f"\b\nExample:\n  xltrain {_name} {_example}"  # after \b, no line is broken
+    app.command(_name, cls=_Command, short_help=_short, epilog=_epilog)(_function)
 
 
 _Misuse: type[Any] = typer.BadParameter.__mro__[1]

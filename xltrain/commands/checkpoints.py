@@ -15,12 +15,13 @@ def export_checkpoint(
         str,
         typer.Option(
             "--format",
+            metavar="NAME",
             help="huggingface: transformers' XLNet class; remote-code: any model, with code for transformers' "
             "trust_remote_code; transfo-xl: for transformers 4.x; safetensors: weights and configuration.",
         ),
     ] = "huggingface",
-    average: Annotated[int, typer.Option(min=1, help="Export the mean of the last so many checkpoints.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Of the weights: fp32, bf16 or fp16.")] = "fp32",
+    average: Annotated[int, typer.Option(min=1, metavar="N", help="Export the mean of the last N checkpoints.")] = 1,
+    dtype: Annotated[str, typer.Option(metavar="fp32|bf16|fp16", help="Of the weights.")] = "fp32",
     licence: Annotated[
         str, typer.Option("--license", metavar="ID", help="Licence named in the model card, as model hubs spell it.")
     ] = "unknown",
@@ -54,6 +55,7 @@ def import_checkpoint(
         str,
         typer.Option(
             "--format",
+            metavar="NAME",
             help="auto, huggingface, xltrain, transfo-xl, tensorflow-xlnet, transformer-xl or nvidia-transformer-xl; "
             "see docs/checkpoints.md.",
         ),

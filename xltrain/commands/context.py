@@ -16,7 +16,7 @@ _TITLES = {"standard_error": "std. error", "gain_standard_error": "its std. erro
 def context(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_OR_CHECKPOINT...", help="Folders of runs or checkpoints; several are compared."),
+        typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folders of runs or checkpoints; several are compared."),
     ],
     data: TextFiles = None,
     split: SplitName = "validation",
@@ -25,15 +25,21 @@ def context(
         typer.Option(metavar="M,M,...", help="Memory lengths of the curve; by default 0 to 8 times the trained one."),
     ] = None,
     clamp_len: ClampLen = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at once; does not change the result.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Rows at once; does not change the result.")
+    ] = None,
     step: Annotated[
-        int, typer.Option(min=1, help="Tokens by which the given context grows; the paper's is 100.")
+        int, typer.Option(min=1, metavar="N", help="Tokens by which the given context grows; the paper's is 100.")
     ] = 100,
     longest: Annotated[
-        int | None, typer.Option(min=2, help="The longest context that is given; by default 1,000, if the text has it.")
+        int | None,
+        typer.Option(
+            min=2, metavar="N", help="The longest context that is given; by default 1,000, if the text has it."
+        ),
     ] = None,
     targets: Annotated[
-        int, typer.Option(min=0, help="Tokens that are asked for at every context length; 0: only the curve.")
+        int,
+        typer.Option(min=0, metavar="N", help="Tokens that are asked for at every context length; 0: only the curve."),
     ] = 1000,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw what was found.")] = None,
     as_json: AsJson = False,

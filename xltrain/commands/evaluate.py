@@ -13,28 +13,45 @@ def eval_ppl(
     source: Source,
     data: TextFiles = None,
     split: SplitName = "validation",
-    mode: Annotated[str, typer.Option(help="stream, document or sliding; see docs/evaluation.md.")] = "stream",
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens per segment; the run's by default.")] = None,
-    mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="stream|document|sliding",
+            help="The whole text with memory; each document on its own; windows without memory, all read anew.",
+        ),
+    ] = "stream",
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens per segment; the run's by default.")
+    ] = None,
+    mem_len: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Remembered positions; the run's by default.")
+    ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows at once, at most; does not change the result.")
+        int | None, typer.Option(min=1, metavar="N", help="Rows at once, at most; does not change the result.")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(min=1, help="Scored tokens per window (sliding only); 1 by default.")
+        int | None, typer.Option(min=1, metavar="N", help="Scored tokens per window (sliding only); 1 by default.")
     ] = None,
     same_length: Annotated[
-        bool | None, typer.Option("--same-length/--no-same-length", help="Every query sees mem_len keys.")
+        bool | None,
+        typer.Option(
+            "--same-length/--no-same-length",
+            help="Every token sees mem_len positions, its own included. By default as in training.",
+        ),
     ] = None,
     clamp_len: ClampLen = None,
     left_to_right: Annotated[
         bool, typer.Option("--left-to-right", help="Permutation models: the text's perplexity, token after token.")
     ] = False,
     draws: Annotated[
-        int, typer.Option(min=1, help="Draw targets and orders so many times, and report their spread.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Draw targets and orders N times, and report the spread (not causal models)."
+        ),
     ] = 1,
     per_token: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the log-probability of every target to FILE.jsonl or FILE.tsv."),
+        typer.Option(metavar="FILE", help="Write the log-probability of every target to FILE, named .jsonl or .tsv."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +83,7 @@ def inspect(
         bool, typer.Option("--signal", help="Report sizes of activations, scores and gradients at initialisation.")
     ] = False,
     picture: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the signal report.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that torchrun would start.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, metavar="N", help="Processes that torchrun would start.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """What a configuration or a checkpoint amounts to: parameters, tokens, context, bytes."""

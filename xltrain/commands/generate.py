@@ -23,13 +23,22 @@ def score(
     source: Source,
     file: Annotated[str, typer.Argument(metavar="FILE", help="Lines of text or JSON; - is standard input.")] = "-",
     form: Annotated[
-        str, typer.Option("--format", help="lines, jsonl ({'context': ..., 'text': ...}), or auto: by the first line.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="auto|lines|jsonl",
+            help='Plain lines, or JSON such as {"context": "The king", "text": " is dead."}; auto: by the first line.',
+        ),
     ] = "auto",
     per_token: Annotated[bool, typer.Option("--per-token", help="Also every piece and its log-probability.")] = False,
     start: StartMark = None,
     end: Annotated[bool, typer.Option("--end", help="Also score that the text ends.")] = False,
-    mem_len: Annotated[int | None, typer.Option(min=0, help="Remembered positions; the run's by default.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Texts at once; does not change the result.")] = None,
+    mem_len: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Remembered positions; the run's by default.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Texts at once; does not change the result.")
+    ] = None,
 ) -> None:
     """Log-probability of every line, or of a continuation given its context; see docs/generation.md."""
     from xltrain.evaluation.score_lines import score_lines
@@ -55,20 +64,31 @@ def generate(
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the prompt from a file.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Every line of the file or input is a prompt.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens per sample.")] = 200,
-    until: Annotated[str, typer.Option(help="Where a sample ends before that: document, line, or never.")] = "document",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="A sample's longest length.")] = 200,
+    until: Annotated[
+        str, typer.Option(metavar="document|line|never", help="What ends a sample before --max-tokens.")
+    ] = "document",
+    temperature: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="X", help="Below 1: likelier tokens; above: rarer ones; 0: always the likeliest."
+        ),
+    ] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, metavar="N", help="Draw from the N likeliest tokens.")] = None,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Draw from the likeliest tokens of total probability P.")
+    ] = 1.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the draws: the same seed gives the same text.")
+        int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Of the draws: the same seed gives the same text.")
     ] = 0,
-    num_samples: Annotated[int, typer.Option(min=1, help="Samples of every prompt.")] = 1,
+    num_samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples of every prompt.")] = 1,
     start: StartMark = None,
     mem_len: Annotated[
-        int | None, typer.Option(min=0, help="Remembered positions; by default what training reached.")
+        int | None, typer.Option(min=0, metavar="N", help="Remembered positions; by default what training reached.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples at once; does not change them.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples at once; does not change them.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a text, or begin one."""

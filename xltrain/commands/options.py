@@ -16,8 +16,13 @@ Source = Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run
 TextFiles = Annotated[
     list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
 ]
-SplitName = Annotated[str, typer.Option(help="validation or test, as the (first) run's configuration names them.")]
-ClampLen = Annotated[int | None, typer.Option(min=0, help="Distances beyond this count as this; 0: off.")]
+SplitName = Annotated[
+    str, typer.Option(metavar="validation|test", help="Which text of the (first) run's configuration.")
+]
+ClampLen = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="Distances beyond N count as N; 0: off. By default as in training."),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]

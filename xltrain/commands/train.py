@@ -109,7 +109,7 @@ def pretrain(
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Annotated[Path, typer.Option(metavar="PNG", help="File to write.")] = CURVES,
 ) -> None:
     """Draw loss, perplexity, learning rate, gradient norm and speed of several runs on shared axes."""
