@@ -125,9 +125,7 @@ def train(
         folder = tmp_path_factory.mktemp("trained")
         data = corpora.settings(corpus.train, folder, corpus={"cache_dir": str(cache)}, training={"max_steps": 2})
         data["model"]["init"] = {"std": 0.2}  # large enough that a mistake in numbers shows
-        for name, keys in sections.items():
-            data.setdefault(name, {}).update(keys)
-        outcome = cli("pretrain", corpora.write_config(folder / "config.yaml", data))
+        outcome = cli("pretrain", corpora.write_config(folder / "config.yaml", corpora.over(data, sections)))
         assert outcome.status == 0, outcome.err
         return folder / "run"
 

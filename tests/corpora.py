@@ -1,7 +1,7 @@
 """Texts, configurations and token streams that tests are made of."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,12 @@ def settings(train: Path | Sequence[Path], folder: Path, **sections: dict[str, A
         "evaluation": {"batch_size": 4},
         "logging": {"every": 2},
     }
-    for name, keys in sections.items():
-        found.setdefault(name, {}).update(keys)
-    return found
+    return over(found, sections)
+
+
+def over(data: dict[str, Any], sections: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Sections laid over those of a configuration, key by key."""
+    return data | {name: data.get(name, {}) | keys for name, keys in sections.items()}
 
 
 def checked(data: dict[str, Any]) -> Config:

@@ -27,6 +27,12 @@ def segment_of(tokens: Tensor, length: int | None = None) -> Segment:
     )
 
 
+def same(one: Segment, other: Segment) -> bool:
+    """In every field, also in which are missing."""
+    pairs = [(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__]
+    return all(mine is theirs if mine is None else torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
 def text_of(rows: int, seq_len: int = T, *, controls: float = 0.0, seed: int = 0) -> Tensor:
     """Random tokens, of which a share are control symbols."""
     draw = np.random.default_rng(seed)

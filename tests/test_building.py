@@ -238,6 +238,7 @@ def test_what_fails_in_a_process_is_told_and_ends_the_others(
 
 def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "text.txt").write_text("good\n")
+    said = {"dies": "signal 9", "refuses": "this text is bad"}
     for how, shared in (("dies", False), ("refuses", False), ("refuses", True)):
         folder, kept = tmp_path / f"{how}-{shared}", how == "dies" or shared
         good = Shard("train", 0, tuple(corpus_module.cut_file(tmp_path / "text.txt", separator="line")))
@@ -246,7 +247,7 @@ def test_what_is_finished_stays_when_a_process_dies(tmp_path: Path, capsys: pyte
         if shared:  # as the last of several machines
             folder.mkdir()
             (folder / building_module.TOGETHER).touch()
-        with pytest.raises(XltrainError), building.alone():
+        with pytest.raises(XltrainError, match=said[how]), building.alone():
             building.write(building.shards)
         assert building.missing(building.shards) == ([bad] if kept else [good, bad])
         assert ("kept 1 of 2 shards in" in capsys.readouterr().err) == kept

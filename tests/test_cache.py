@@ -166,15 +166,23 @@ def test_storage_is_used_again_but_never_while_a_cache_holds_it():
 
 
 def test_storage_of_inference_mode_is_not_written_to_outside_of_it():
+    """Which torch refuses."""
     model, (segment,) = model_of(), segments(two_sided=False, lengths=(5,))
+    within, outside = [], []
     with torch.inference_mode():
         cache = model.empty_cache(rows=B, mem_len=4)
         for _ in range(4):
             _, cache = model(**segment, memory=cache)
+        again = cache
+        for _ in range(4):
+            loss, again = model(**segment, memory=again)
+            within.append(loss)
     with torch.no_grad():
         cache = cache.selected(torch.arange(B))
         for _ in range(4):
-            _, cache = model(**segment, memory=cache)
+            loss, cache = model(**segment, memory=cache)
+            outside.append(loss)
+    assert torch.equal(torch.stack(outside), torch.stack(within))
 
 
 def test_a_cache_refuses_to_be_part_of_a_gradient():

@@ -230,7 +230,7 @@ def test_a_traceback_is_shown_only_when_asked_for_and_the_option_may_stand_anywh
     missing = tmp_path / "nowhere.yaml"
     assert "no such configuration file" in cli("prepare", missing).sentence()
     for arguments in (["--debug", "prepare", missing], ["prepare", missing, "--debug"]):
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="no such configuration file"):
             cli(*arguments)
 
 

@@ -27,7 +27,7 @@ def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> Path:
 
 
 def settings_of(folder: Path, train: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    found = corpora.settings(
+    data = corpora.settings(
         train,
         folder,
         corpus={"document_separator": "two_columns"},
@@ -35,9 +35,7 @@ def settings_of(folder: Path, train: Path, **sections: dict[str, Any]) -> dict[s
         objective={"name": "seq2seq"},
         segments={"seq_len": 24, "mem_len": 0, "cross_documents": False},
     )
-    for name, keys in sections.items():
-        found.setdefault(name, {}).update(keys)
-    return found
+    return corpora.over(data, sections)
 
 
 def test_a_pair_is_its_source_sep_target_and_eod(tmp_path: Path):

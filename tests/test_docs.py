@@ -67,9 +67,36 @@ def test_every_key_has_its_words() -> None:
     assert "PydanticUndefined" not in text
 
 
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+
+
+def keys(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"`([a-z_]+\.[a-z_.]+)[`:]", text) + re.findall(r"--set ([a-z_]+\.[a-z_.]+)=", text)
+
+
+def files(page: Path) -> list[str]:
+    return re.findall(r"`((?:xltrain|scripts|configs|tests|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+
+
+def overrides(page: Path) -> list[list[str]]:
+    """The arguments of ``--set`` of every command that has some."""
+    given = [[word for before, word in pairwise(words) if before == "--set"] for words in commands(page, "xltrain")]
+    return [each for each in given if each]
+
+
+def test_the_pages_hold_what_the_tests_below_look_for() -> None:
+    """Each of which would pass for a page in which it finds nothing."""
+    found = {search.__name__: sum(len(search(page)) for page in PAGES) for search in (links, keys, files, overrides)}
+    found |= {program: sum(len(commands(page, program)) for page in PAGES) for program in ("xltrain", "make")}
+    least = {"links": 30, "keys": 150, "files": 25, "overrides": 1, "xltrain": 15, "make": 6}
+    assert {name for name, count in found.items() if count < least[name]} == set()
+
+
 @each_page
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+    for target in links(page):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -100,9 +127,7 @@ def test_make_targets_exist(page: Path) -> None:
 
 @each_page
 def test_keys_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    written = re.findall(r"`([a-z_]+\.[a-z_.]+)[`:]", text) + re.findall(r"--set ([a-z_]+\.[a-z_.]+)=", text)
-    for key in written:
+    for key in keys(page):
         kind: object = Config
         section, *names = key.split(".")
         if section not in Config.model_fields or names[-1] in ("py", "json", "yaml", "toml", "safetensors", "pt"):
@@ -115,15 +140,14 @@ def test_keys_exist(page: Path) -> None:
 
 @each_page
 def test_files_named_exist(page: Path) -> None:
-    for name in re.findall(r"`((?:xltrain|scripts|configs|tests|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")):
+    for name in files(page):
         assert (ROOT / name).exists(), f"{name} in {page.name}"
 
 
-def test_overrides_on_the_pages_are_accepted(tmp_path: Path) -> None:
-    for page in PAGES:
-        for words in commands(page, "xltrain"):
-            overrides = [word for before, word in pairwise(words) if before == "--set"]
-            load_config(ROOT / "configs" / "demo.yaml", overrides)
+def test_overrides_on_the_pages_are_accepted() -> None:
+    for given in (each for page in PAGES for each in overrides(page)):
+        changed = load_config(ROOT / "configs" / "demo.yaml", given)
+        assert changed != load_config(ROOT / "configs" / "demo.yaml")
 
 
 def test_the_readmes_own_configuration_loads(tmp_path: Path) -> None:

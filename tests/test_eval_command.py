@@ -10,6 +10,7 @@ from typing import Any
 import corpora
 import pytest
 from logged import series, without_speed
+from tiny_runs import mark_anew
 
 Cli = Callable[..., Any]
 
@@ -94,20 +95,11 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_suspected(corpus: corpora.Co
     table = json.loads((folder / "characters.json").read_text(encoding="utf-8"))
     table["alphabet"] = table["alphabet"][::-1]
     (folder / "characters.json").write_text(json.dumps(table), encoding="utf-8")
-    remark(folder)
+    mark_anew(folder)
     outcome = cli("eval-ppl", run)
     assert outcome.status == 0
     assert "is worse than guessing among" in outcome.err
     assert "the tokenizer is not the one that it was trained with" in outcome.err
-
-
-def remark(folder: Path) -> None:
-    """Write the completeness mark of a checkpoint again, after a change that should pass for sound."""
-    from xltrain.data.files import digest
-
-    names = [path for path in folder.iterdir() if path.name != "complete.json"]
-    mark = {path.name: {"bytes": path.stat().st_size, "digest": digest(path)} for path in names}
-    (folder / "complete.json").write_text(json.dumps(mark), encoding="utf-8")
 
 
 def test_many_unknown_tokens_make_a_perplexity_that_is_not_comparable(
@@ -164,7 +156,7 @@ def test_weights_with_other_names_are_refused_by_name(cli: Cli, run: Path):
     tensors = load_file(folder / "model.safetensors")
     tensors["renamed"] = tensors.pop("bias_u")
     save_file(tensors, folder / "model.safetensors")
-    remark(folder)
+    mark_anew(folder)
     said = cli("eval-ppl", run).sentence()
     assert "missing bias_u" in said
     assert "unexpected renamed" in said
@@ -178,7 +170,7 @@ def test_a_run_of_a_graphics_card_can_be_evaluated_without_one(
     text = (folder / "config.yaml").read_text(encoding="utf-8")
     assert "device: cpu" in text
     (folder / "config.yaml").write_text(text.replace("device: cpu", "device: cuda"), encoding="utf-8")
-    remark(folder)
+    mark_anew(folder)
     outcome = cli("eval-ppl", run, "--json")
     assert outcome.status == 0, outcome.err
     assert "evaluating on cpu" in outcome.err

@@ -11,10 +11,10 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tiny_runs import mark_anew
 from transformers import AutoModelForCausalLM
 
 from xltrain.interop import export as module
-from xltrain.training.checkpoint import MARK, mark_complete
 
 Train = Callable[..., Path]
 
@@ -60,8 +60,7 @@ def test_numbers_that_half_precision_has_not_are_not_exported(causal: Path, cli:
     tensors = load_file(checkpoint / "model.safetensors")
     tensors["softmax.bias"][3] = 7e4
     save_file(tensors, checkpoint / "model.safetensors")
-    (checkpoint / MARK).unlink()
-    mark_complete(checkpoint)
+    mark_anew(checkpoint)
     options = ("--format", "safetensors", "--no-verify", "--dtype")
     said = cli("export-checkpoint", run, tmp_path / "half", *options, "fp16").sentence(status=1)
     assert said.startswith("softmax.bias: holds numbers that float16 has not")
@@ -108,8 +107,7 @@ def test_nothing_of_one_computer_is_published(causal: Path, cli: Callable[..., A
     config["corpus"]["train"] = [{"files": ["/home/somebody/A.txt"], "weight": 2.0}, "/home/somebody/B.txt"]
     config["tokenizer"]["path"] = "/home/somebody/spiece.model"
     corpora.write_config(checkpoint / "config.yaml", config)
-    (checkpoint / MARK).unlink()
-    mark_complete(checkpoint)
+    mark_anew(checkpoint)
     metrics = run / "metrics.jsonl"
     worse = {"step": 6, "validation_loss": None, "validation_ppl": None, "unigram_loss": 5.0}
     metrics.write_text(metrics.read_text() + json.dumps(worse) + "\n")

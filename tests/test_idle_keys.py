@@ -1,5 +1,7 @@
 """A key that can do nothing where it is given is refused, and nothing else is."""
 
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,11 @@ def test_it_is_refused_with_what_it_would_need(tmp_path: Path, sections: dict[st
     for key, why in refused.items():
         assert f"{key}: {why}; leave it out" in said
     assert said.count("leave it out") == len(refused)
-    assert load_config(path, resolved=True), "a checkpoint's own configuration is not judged again"
+    config = load_config(path, resolved=True)  # a checkpoint's own configuration is not judged again
+    for key in refused:
+        *outer, name = key.split(".")
+        section = reduce(getattr, outer, config)
+        assert getattr(section, name) == reduce(getitem, outer, sections)[name]
 
 
 def test_at_its_default_it_may_be_written_out(tmp_path: Path):

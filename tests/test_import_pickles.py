@@ -92,7 +92,7 @@ def test_a_pickle_cannot_have_torch_write_a_file_of_differences(
     module = b"(" + text("module") + named + text("file") + text("other source") + b"tQ"  # a persistent id
     path.write_bytes(start + b"\x80\x02" + named + change + b"0" + module + b"." + pickle.dumps([], protocol=2))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"not a file of torch\.save or pickle, or one that is damaged"):
         read_torch(path)
     assert sorted(tmp_path.iterdir()) == before
     path.write_bytes(start + b"\x80\x02" + module + b"." + pickle.dumps([], protocol=2))

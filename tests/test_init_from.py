@@ -25,9 +25,7 @@ def written(folder: Path, corpus: corpora.Corpus, origin: Path, **sections: dict
     data = corpora.settings(corpus.valid, folder, training={"max_steps": 1})
     del data["tokenizer"], data["model"]
     data["run"] |= {"init_from": str(origin), "output_dir": str(folder / "more")}
-    for name, keys in sections.items():
-        data.setdefault(name, {}).update(keys)
-    return corpora.write_config(folder / "more.yaml", data)
+    return corpora.write_config(folder / "more.yaml", corpora.over(data, sections))
 
 
 def test_the_first_step_reads_the_weights_that_were_left(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from layouts import NEVER, Case, T, V, cases, text_for, text_of
 from logged import series
 from models import two_streams
+from plans import same
 from torch import Tensor
 
 from xltrain.data.ahead import ReadAhead
@@ -169,9 +170,7 @@ def test_reading_ahead_changes_nothing(case: Case, depth: int) -> None:
         expected, following = plain.read(position)
         found, same_following = ahead.read(position)
         assert same_following == following
-        for name in expected.__dataclass_fields__:
-            one, other = getattr(expected, name), getattr(found, name)
-            assert one is other if one is None else torch.equal(one, other), name
+        assert same(expected, found)
         position = following
 
 

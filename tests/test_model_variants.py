@@ -86,7 +86,7 @@ def test_t5_scaling_starts_as_the_scaled_model() -> None:
 
 
 def test_std_of_unknown_rule() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="glorot"):
         std_of("glorot", fan_in=2, fan_out=2, std=1.0)
 
 

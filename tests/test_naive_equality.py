@@ -132,6 +132,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(backend: str
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     nll, _ = model(tokens, order, tokens, model.empty_memory(rows=1, mem_len=4), stream="query")
     nll.sum().backward()
+    assert len(captured) == model.num_layers
     for index, output in captured.items():
         row = 1 + (0 if index == model.num_layers - 1 else T)  # the query slot of position 1
         assert torch.equal(output[0, row], torch.zeros(8).double())

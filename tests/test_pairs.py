@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logged import series
 from models import two_streams
+from plans import same
 from windows import CLS, FIRST, READINGS, SEED, SEP, Reading, objective_of
 
 from xltrain.config.load import validate
 from xltrain.data.prepare import prepare
-from xltrain.data.streams import Position, Segment
+from xltrain.data.streams import Position
 from xltrain.errors import UsageError
 from xltrain.model.visibility import Visibility
 from xltrain.objectives.draws import Draw
@@ -145,11 +146,6 @@ def test_a_text_without_line_ends_still_has_b_from_everywhere():
     assert len(places) > 100
 
 
-def same(one: Segment, other: Segment) -> bool:
-    pairs = [(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__]
-    return all(mine is theirs if mine is None else torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
 @settings(max_examples=60)
 @given(reading=READINGS, cut=st.integers(0, 6), skip=st.integers(0, 9))
 def test_a_position_and_a_range_of_rows_say_all(reading: Reading, cut: int, skip: int):
@@ -240,16 +236,14 @@ def test_only_the_reused_part_is_remembered_and_it_is_the_text_before_the_next_w
 
 
 def settings_of(folder: Path, train: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    found = corpora.settings(
+    data = corpora.settings(
         train,
         folder,
         segments={"seq_len": 32, "mem_len": 24, "reuse_len": 16, "layout": "pair", "bidirectional": True},
         model={"segment_embeddings": True, "dropout": 0.1},
         objective={"name": "permutation", "predict_fraction": 0.2},
     )
-    for name, keys in sections.items():
-        found.setdefault(name, {}).update(keys)
-    return found
+    return corpora.over(data, sections)
 
 
 def test_the_store_knows_where_lines_end_only_if_that_is_asked_for(corpus: corpora.Corpus, tmp_path: Path):

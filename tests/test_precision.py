@@ -1,5 +1,6 @@
 """bf16 and fp16 train as fp32 does, keep their state in fp32, and exact positions."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def test_half_precision_follows_fp32(text: Path, tmp_path: Path, precision: str,
     for name in ("fp32", precision):
         pretrain(config_of(text, tmp_path / name, steps=50, training__precision=name, objective__name=objective))
         found[name] = losses(tmp_path / name)
+    assert found[precision][1] != found["fp32"][1]  # it is computed in another precision
     for step in (1, 50):
         assert found[precision][step][0] == pytest.approx(found["fp32"][step][0], rel=0.01)
     counted = [pair for pair in found[precision].values() if pair[0] is not None]  # fp16 may leave a step or two out
@@ -112,13 +114,15 @@ def test_nothing_overflows_where_rows_see_nothing(precision: str, norm: str, bac
 
 
 def test_sums_of_a_long_evaluation_do_not_stop_growing() -> None:
-    """Thousands of segments in bf16: their losses are added up in float64."""
-    split = split_of([5000], vocab_size=30)
+    """Hundreds of segments, of whose losses bf16 could add up 256: they are added up in float64."""
+    split = split_of([1500], vocab_size=30)
     model = LanguageModel(vocab_size=30, num_layers=1, d_model=8, num_heads=1, head_dim=8, d_inner=8, backend="math")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(2))
-    found = {
-        precision: evaluate(
+    found = {}
+    for precision in ("fp32", "bf16"):
+        losses: list[float] = []
+        found[precision] = evaluate(
             model,
             Causal(keep_apart=False),
             split,
@@ -127,11 +131,12 @@ def test_sums_of_a_long_evaluation_do_not_stop_growing() -> None:
             seed=0,
             device=torch.device("cpu"),
             context=lambda precision=precision: autocast(precision, torch.device("cpu")),
+            record=lambda places, given, losses=losses: losses.extend(given.tolist()),
         )
-        for precision in ("fp32", "bf16")
-    }
-    assert found["bf16"].targets == found["fp32"].targets == 4999
+        assert found[precision].targets == len(losses) == 1499
+        assert found[precision].nll == pytest.approx(math.fsum(losses), rel=1e-12)
     assert found["bf16"].loss == pytest.approx(found["fp32"].loss, rel=0.01)
+    assert found["bf16"].loss != found["fp32"].loss
 
 
 def test_tf32_is_for_products_on_cuda_only_where_asked_for(text: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import yaml
 from hypothesis import strategies as st
 from logged import lines_of, losses, series, without_speed
 from safetensors.torch import load_file
-from tiny_runs import config_of, interrupt_after
+from tiny_runs import config_of, interrupt_after, mark_anew
 
 from xltrain.config.load import validate
 from xltrain.config.schema import Config
@@ -28,7 +28,7 @@ from xltrain.distributed import Place
 from xltrain.errors import Stopped, UsageError
 from xltrain.model.transformer import LanguageModel
 from xltrain.training import loop
-from xltrain.training.checkpoint import find_checkpoint, list_checkpoints, mark_complete, newest_checkpoint
+from xltrain.training.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
 from xltrain.training.live import Run
 from xltrain.training.loop import pretrain
 from xltrain.training.metrics import MetricsFile, read_metrics
@@ -80,14 +80,24 @@ def everything(folder: Path) -> list[dict[str, Any]]:
     return [without_speed(line) for line in lines_of(folder)]
 
 
-FORWARDS = 40 * 2 + 3 * 6
-"""Of the run below: two micro-batches in each of 40 steps, and three validations of some segments."""
+FORWARDS = 40 * 2 + 3 * 10
+"""Of the run below: two micro-batches in each of 40 steps, and three validations of ten segments."""
 
 
 @pytest.fixture(scope="module")
 def straight(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("straight")
-    pretrain(with_validations(text, folder))
+    folder, done = tmp_path_factory.mktemp("straight"), 0
+    original = LanguageModel.forward
+
+    def forward(self: LanguageModel, *arguments: Any, **named: Any) -> Any:
+        nonlocal done
+        done += 1
+        return original(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LanguageModel, "forward", forward)
+        pretrain(with_validations(text, folder))
+    assert done == FORWARDS
     return folder
 
 
@@ -214,8 +224,7 @@ def test_a_late_step_is_reached_at_once(
     state |= {"step": 19_990, "position": {"epoch": 1_249, "segment": 7}}
     (done / "state.json").write_text(json.dumps(state))
     late = done.rename(done.with_name("step-19990"))
-    (late / "complete.json").unlink()
-    mark_complete(late)
+    mark_anew(late)
     original, read = TrainingStream.read, []
 
     def reading(self: TrainingStream, position: Position) -> Any:

@@ -88,7 +88,9 @@ def test_interrupted_anywhere_it_goes_on_to_the_last_digit(text: Path, tmp_path:
 @pytest.mark.parametrize("objective", ["causal", "masked", "seq2seq"])
 def test_it_is_for_every_objective(text: Path, tmp_path: Path, objective: str) -> None:
     pretrain(config_of(text, tmp_path, steps=17, schedule__seq_len_stages=STAGES, objective__name=objective))
-    assert torch.tensor(list(losses(tmp_path).values())).isfinite().all()
+    found = losses(tmp_path)
+    assert list(found) == list(range(1, 18))
+    assert torch.tensor(list(found.values())).isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ import corpora
 import numpy as np
 import pytest
 from corpora import write
+from prepared import characters
 
+from xltrain.config.schema import Config
 from xltrain.data.building import TOGETHER
 from xltrain.data.locks import locked
 from xltrain.data.prepare import corpus_sources, fingerprints, marks_of, prepare
@@ -23,17 +25,11 @@ from xltrain.data.streams import Position, TrainingStream
 from xltrain.errors import UsageError, XltrainError
 
 
-def characters(train: Path, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run on characters: its store takes milliseconds."""
-    return corpora.settings(train, folder, **{"tokenizer": {"kind": "char", "vocab_size": None}} | sections)
+def build(config: Config) -> Store:
+    return prepare(config).store
 
 
-def build(data: dict[str, Any]) -> Store:
-    return prepare(corpora.checked(data)).store
-
-
-def mark(data: dict[str, Any]) -> str:
-    config = corpora.checked(data)
+def mark(config: Config) -> str:
     return fingerprints(config, marks_of(corpus_sources(config)))["fingerprint"]
 
 
@@ -67,7 +63,7 @@ def test_words_and_bytes_are_stored_with_their_own_marks(tmp_path: Path, kind: s
     train = write(tmp_path / "a.txt", "b a\nc\n\nb d\n")
     size = {"word": 4, "byte": None}[kind]
     store = build(
-        corpora.settings(train, tmp_path, tokenizer={"kind": kind, "vocab_size": size, "eos": kind == "word"})
+        corpora.config_for(train, tmp_path, tokenizer={"kind": kind, "vocab_size": size, "eos": kind == "word"})
     )
     split, tokenizer = store.split("train"), store.tokenizer()
     wanted = expected.split() if kind == "word" else [f"<0x{e:02X}>" if isinstance(e, int) else e for e in expected]
@@ -143,7 +139,7 @@ def test_places_beyond_31_bits_are_read_right(tmp_path: Path):
 )
 def test_a_setting_that_can_change_an_id_changes_the_name(tmp_path: Path, sections: dict[str, Any]):
     train = write(tmp_path / "a.txt", "some text\n")
-    assert mark(corpora.settings(train, tmp_path, **sections)) != mark(corpora.settings(train, tmp_path))
+    assert mark(corpora.config_for(train, tmp_path, **sections)) != mark(corpora.config_for(train, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +157,7 @@ def test_a_setting_that_can_change_an_id_changes_the_name(tmp_path: Path, sectio
 )
 def test_no_other_setting_changes_the_name(tmp_path: Path, sections: dict[str, Any]):
     train = write(tmp_path / "a.txt", "some text\n")
-    assert mark(corpora.settings(train, tmp_path, **sections)) == mark(corpora.settings(train, tmp_path))
+    assert mark(corpora.config_for(train, tmp_path, **sections)) == mark(corpora.config_for(train, tmp_path))
 
 
 def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Path, spiece: Path):
@@ -179,16 +175,16 @@ def test_what_a_run_depends_on_changes_with_the_training_text_alone(tmp_path: Pa
 
 def test_one_byte_of_any_file_changes_the_name_and_its_path_does_not(tmp_path: Path):
     train, valid = write(tmp_path / "a.txt", "some text\n"), write(tmp_path / "v.txt", "more\n")
-    data = characters(train, tmp_path, corpus={"validation": [str(valid)]})
-    before = mark(data)
+    config = characters(train, tmp_path, corpus={"validation": [str(valid)]})
+    before = mark(config)
     assert mark(characters(train, tmp_path)) != before
     moved = write(tmp_path / "moved.txt", "some text\n")
     assert mark(characters(moved, tmp_path, corpus={"validation": [str(valid)]})) == before
     write(valid, "more!\n")
-    assert mark(data) != before
+    assert mark(config) != before
     write(valid, "more\n")
     write(train, "some texT\n")
-    assert mark(data) != before
+    assert mark(config) != before
 
 
 def test_the_order_and_the_ends_of_files_change_the_name(tmp_path: Path):
@@ -202,18 +198,18 @@ def test_an_existing_tokenizer_counts_by_its_bytes_and_not_by_how_one_would_be_t
     train = write(tmp_path / "a.txt", "some text\n")
     copy = tmp_path / "copy.model"
     copy.write_bytes(spiece.read_bytes())
-    first = mark(corpora.settings(train, tmp_path, tokenizer={"path": str(spiece)}))
+    first = mark(corpora.config_for(train, tmp_path, tokenizer={"path": str(spiece)}))
     same = {"path": str(copy), "normalization": "identity", "max_sentences": 5}
-    assert mark(corpora.settings(train, tmp_path, tokenizer=same, run={"seed": 9})) == first
+    assert mark(corpora.config_for(train, tmp_path, tokenizer=same, run={"seed": 9})) == first
     copy.write_bytes(spiece.read_bytes() + b"\0")
-    assert mark(corpora.settings(train, tmp_path, tokenizer=same)) != first
+    assert mark(corpora.config_for(train, tmp_path, tokenizer=same)) != first
 
 
 # --- building
 
 
 def test_a_second_run_reuses_the_store_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config = corpora.checked(characters(write(tmp_path / "a.txt", "some text\n"), tmp_path))
+    config = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
     first = prepare(config)
     assert f"wrote the token store {first.store.folder}" in capsys.readouterr().err
     files = {path: path.stat().st_mtime_ns for path in first.store.folder.iterdir()}
@@ -308,7 +304,7 @@ def test_a_build_that_is_stopped_leaves_no_store_and_the_next_one_succeeds(
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    config = corpora.checked(characters(write(tmp_path / "a.txt", "some text\n"), tmp_path))
+    config = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -320,11 +316,11 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_store_without_its_manifest_is_built_again(tmp_path: Path):
-    data = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
-    folder = build(data).folder
+    config = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
+    folder = build(config).folder
     (folder / "manifest.json").unlink()
     (folder / "train.tokens").write_bytes(b"")
-    prepared = prepare(corpora.checked(data))
+    prepared = prepare(config)
     assert not prepared.reused
     assert prepared.store.split("train").num_tokens == 11
 
@@ -332,23 +328,23 @@ def test_a_store_without_its_manifest_is_built_again(tmp_path: Path):
 @pytest.mark.parametrize("name", ["train.tokens", "train.ends", "unigram"])
 @pytest.mark.parametrize("change", [lambda data: data[:-2], lambda data: data + b"\0\0", lambda data: None])
 def test_a_damaged_store_is_named_and_not_read(tmp_path: Path, name: str, change: Any):
-    data = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
-    store = build(data)
+    config = characters(write(tmp_path / "a.txt", "some text\n"), tmp_path)
+    store = build(config)
     path = store.folder / name
     content = change(path.read_bytes())
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"{name}: damaged, .*; delete .*store-"):
-        prepare(corpora.checked(data))
+        prepare(config)
 
 
 def test_a_cache_folder_that_is_a_file_is_refused(tmp_path: Path):
     blocked = write(tmp_path / "blocked", "")
     for place in (blocked, blocked / "inside"):
-        data = characters(write(tmp_path / "a.txt", "text\n"), tmp_path, corpus={"cache_dir": str(place)})
+        config = characters(write(tmp_path / "a.txt", "text\n"), tmp_path, corpus={"cache_dir": str(place)})
         with pytest.raises(UsageError, match=r"corpus\.cache_dir: .*blocked.* cannot be used"):
-            build(data)
+            build(config)
 
 
 def test_the_first_tokens_of_a_split_are_whole_documents():

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from plans import same
 
 from xltrain.data.ahead import ReadAhead
 from xltrain.data.epochs import EpochText
@@ -111,11 +112,6 @@ def test_without_shuffling_every_epoch_is_the_same():
     stream = stream_of(corpora.split_of([9, 11, 5]), 2, 4, False)
     epochs = [[s.tokens.tolist() for s, _ in walk(stream, Position(e, 0), stream.segments_per_epoch)] for e in (0, 3)]
     assert epochs[0] == epochs[1]
-
-
-def same(one: Segment, other: Segment) -> bool:
-    pairs = [(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__]
-    return all(mine is theirs if mine is None else torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 @settings(max_examples=60)

@@ -9,6 +9,7 @@ import pytest
 
 from xltrain.config.schema import Config
 from xltrain.errors import Stopped
+from xltrain.training.checkpoint import MARK, mark_complete
 from xltrain.training.live import Run
 from xltrain.training.loop import pretrain
 
@@ -55,6 +56,12 @@ def config_file(folder: Path, **changes: Any) -> Path:
         corpora.write_text(folder / "valid.txt", lines=40, seed=12),
     )
     return corpora.write_config(folder / "config.yaml", settings(*texts, folder / "cache", **own | changes))
+
+
+def mark_anew(checkpoint: Path) -> None:
+    """Let a checkpoint that was changed pass for whole."""
+    (checkpoint / MARK).unlink()
+    mark_complete(checkpoint)
 
 
 def interrupt_after(config: Config, step: int, *, resume: bool = False) -> None:
