@@ -56,6 +56,7 @@ def prepare(
         "folder": str(store.folder),
         "splits": store.manifest["splits"],
         "dropped": store.manifest["dropped"],
+        "copied": store.manifest.get("copied", {}),
         "training": store.manifest["training"],
     }
     if as_json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xltrain import console
+from xltrain.data.copies import shares
 from xltrain.data.kinds import load_tokenizer
 from xltrain.data.locks import locked, locked_if_free
 from xltrain.data.shards import Form, Shard, assemble, is_finished
@@ -152,7 +153,7 @@ class Building:
         new.mkdir(exist_ok=True)
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         between = self.form.between(tokenizer)
-        splits, line_ends, dropped = {}, {}, {}
+        splits, line_ends, dropped, copied = {}, {}, {}, {}
         for name in dict.fromkeys(shard.split for shard in self.shards):
             shards = [shard for shard in self.shards if shard.split == name]
             found = assemble(shards, self.folder, new, tokenizer, self.form)
@@ -160,6 +161,7 @@ class Building:
             line_ends[name] = found.line_ends
             dropped[name] = found.counts.dropped()
             if name == "train":
+                copied = shares(self.form.wanted, found.copied)
                 (new / "unigram").write_bytes(found.unigram.tobytes())
         for name, data in tokenizer.files().items():
             (new / name).write_bytes(data)
@@ -172,6 +174,7 @@ class Building:
             "line_ends": line_ends if self.form.keep_lines else None,
             "splits": splits,
             "dropped": dropped,
+            "copied": copied,
             "training": json.loads((self.folder / "tokenizer" / TRAINING).read_text(encoding="utf-8")),
         }
         (new / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")

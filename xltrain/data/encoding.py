@@ -1,7 +1,7 @@
 """Documents to ids, in batches of bounded size."""
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -30,13 +30,21 @@ class Encoded:
 
 
 def encode_documents(
-    tokenizer: Tokenizer, documents: Iterable[Document], *, between: int | None = None
+    tokenizer: Tokenizer,
+    documents: Iterable[Document],
+    *,
+    between: int | None = None,
+    look: Callable[[list[str]], None] = lambda lines: None,
 ) -> Iterator[Encoded]:
-    """Documents as ids, each followed by <eod>, batch by batch; ``between``: put between the lines of a document.
+    """Documents as ids, each followed by <eod>, batch by batch.
 
     A batch may begin and end inside a document, and also inside a line if that is very long.
+
+    Args:
+        between: put between the lines of a document.
+        look: shown the lines of every batch.
     """
-    batch = _Batch(tokenizer, between)
+    batch = _Batch(tokenizer, between, look)
     inside = False  # of a document
     for document in documents:
         size = sum(map(len, document.lines))
@@ -81,8 +89,8 @@ class _Batch:
     closed: how many of the lines come before the end of each document that ends here.
     """
 
-    def __init__(self, tokenizer: Tokenizer, between: int | None) -> None:
-        self.tokenizer, self.between = tokenizer, between
+    def __init__(self, tokenizer: Tokenizer, between: int | None, look: Callable[[list[str]], None]) -> None:
+        self.tokenizer, self.between, self.look = tokenizer, between, look
         self.has_tokens = False  # the document that is open before the first line
         self.line_ended = False  # a line of it, just before the first line
         self._clear()
@@ -101,6 +109,7 @@ class _Batch:
         self.size += size
 
     def encode(self) -> Encoded:
+        self.look(self.lines)
         with _no_collection():
             encoded = self.tokenizer.encode(self.lines)
             sizes = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))

@@ -13,6 +13,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.config.text import SourceConfig
 from xltrain.data.building import Building, full_disk_told
+from xltrain.data.copies import lines_to_find
 from xltrain.data.corpus import Counts, Piece, vocabulary_lines
 from xltrain.data.digests import Digests
 from xltrain.data.files import digest, named_by
@@ -23,7 +24,13 @@ from xltrain.data.shards import Form, Shard, group_pieces
 from xltrain.data.sources import STANDARD_INPUT, Source, find_sources
 from xltrain.data.store import FORMAT, Store
 from xltrain.data.tokenizer import Tokenizer, describe
-from xltrain.data.warnings import warn_of_copies, warn_of_overlap, warn_of_store, warn_of_unknown
+from xltrain.data.warnings import (
+    warn_of_copied_lines,
+    warn_of_copies,
+    warn_of_overlap,
+    warn_of_store,
+    warn_of_unknown,
+)
 from xltrain.data.workers import available_cores
 from xltrain.errors import UsageError, XltrainError
 
@@ -114,6 +121,7 @@ class _Found:
     sources: by split.
     marks: what names their store.
     stamps: size and time of the last change of every file; None: it is not there any more.
+    overlaps: splits of which a whole file or dataset is trained on.
     """
 
     config: Config
@@ -121,6 +129,7 @@ class _Found:
     marks: dict[str, str]
     stamps: dict[Path, tuple[int, int] | None]
     digests: Digests
+    overlaps: list[str]
 
     @classmethod
     def of(cls, config: Config) -> "_Found":
@@ -129,9 +138,9 @@ class _Found:
         stamps = {file: _stamp(file) for file in files_of(sources) if isinstance(file, Path)}
         digests = Digests(Path(config.corpus.cache_dir).expanduser())
         content = marks_of(sources, digests)
-        warn_of_overlap(config.corpus)
+        overlaps = warn_of_overlap(config.corpus)
         warn_of_copies(sources["train"], content["train"])
-        return cls(config, sources, fingerprints(config, content), stamps, digests)
+        return cls(config, sources, fingerprints(config, content), stamps, digests, overlaps)
 
     def require_unchanged(self) -> None:
         """Refuse to keep under the name of one text what was made while that became another."""
@@ -175,6 +184,7 @@ def _existing(found: _Found) -> Prepared | None:
     store = _checked(Store.open(folder))
     found.digests.keep()
     warn_of_unknown(store, given=found.config.tokenizer.path)
+    warn_of_copied_lines(store, known=found.overlaps)
     return Prepared(store, reused=True)
 
 
@@ -198,7 +208,11 @@ def _building(found: _Found) -> Building:
         _cache(config) / f"building-{marks['fingerprint']}",
         shards,
         make_tokenizer=tokenizer,
-        form=Form(two_columns=config.two_columns, keep_lines=config.needs_lines),
+        form=Form(
+            two_columns=config.two_columns,
+            keep_lines=config.needs_lines,
+            wanted={} if config.two_columns else lines_to_find(sources),
+        ),
         num_workers=config.corpus.num_workers or available_cores(),
     )
 
@@ -255,6 +269,7 @@ def _finished(found: _Found, building: Building) -> Prepared:
     console.say(f"wrote the token store {folder}")
     store = _checked(Store.open(folder))
     warn_of_store(store, given=found.config.tokenizer.path)
+    warn_of_copied_lines(store, known=found.overlaps)
     return Prepared(store, reused=False)
 
 

@@ -11,7 +11,7 @@ import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from xltrain.data import corpus
+from xltrain.data.copies import Finder, Lines
 from xltrain.data.corpus import Counts, Piece
 from xltrain.data.encoding import encode_documents
 from xltrain.data.files import named_by
@@ -52,10 +53,12 @@ class Form:
 
     two_columns: documents are a source and a target, with a symbol between them.
     keep_lines: whether the ends of lines are kept.
+    wanted: lines of other splits that are looked for in the training text.
     """
 
     two_columns: bool
     keep_lines: bool
+    wanted: Lines = field(default_factory=dict)
 
     def between(self, tokenizer: Tokenizer) -> int | None:
         return column_separator(tokenizer) if self.two_columns else None
@@ -91,12 +94,14 @@ def write_shard(shard: Shard, folder: Path, tokenizer: Tokenizer, form: Form) ->
     new = {kind: Path(f"{shard.file(folder, kind)}.{mark}") for kind in kinds}
     counts, told = Counts(), 0
     unigram = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    finder = Finder(form.wanted if shard.split == "train" else {})
     places = {kind: array("q") for kind in form.kinds()}
     total = 0
     try:
         with new["tokens"].open("wb") as file, named_by(f"corpus.{shard.split}"), in_corpus():
             documents = chain.from_iterable(piece.documents(counts) for piece in shard.pieces)
-            for encoded in encode_documents(tokenizer, documents, between=form.between(tokenizer)):
+            between = form.between(tokenizer)
+            for encoded in encode_documents(tokenizer, documents, between=between, look=finder.look):
                 unigram += np.bincount(encoded.ids, minlength=tokenizer.vocab_size)
                 for kind, found in (("ends", encoded.ends), ("lines", encoded.line_ends)):
                     if kind in places:
@@ -108,7 +113,8 @@ def write_shard(shard: Shard, folder: Path, tokenizer: Tokenizer, form: Form) ->
         for kind, numbers in places.items():
             new[kind].write_bytes(numbers.tobytes())
         new["unigram"].write_bytes(unigram.tobytes())
-        facts = {"counts": asdict(counts), "tokens": total} | {kind: len(found) for kind, found in places.items()}
+        facts = {"counts": asdict(counts), "tokens": total, "copied": finder.numbers()}
+        facts |= {kind: len(found) for kind, found in places.items()}
         new["json"].write_text(json.dumps(facts), encoding="utf-8")
         for kind in kinds:
             new[kind].rename(shard.file(folder, kind))
@@ -124,11 +130,13 @@ class Assembled:
 
     unigram: (V,) how often each id occurs.
     line_ends: how many there are, if they are kept.
+    copied: numbers of the lines that were looked for and found.
     """
 
     counts: Counts
     unigram: np.ndarray
     line_ends: int
+    copied: set[int]
 
 
 def assemble(shards: Sequence[Shard], folder: Path, target: Path, tokenizer: Tokenizer, form: Form) -> Assembled:
@@ -138,7 +146,7 @@ def assemble(shards: Sequence[Shard], folder: Path, target: Path, tokenizer: Tok
     it goes on with the first shard whose tokens are still there.
     """
     width = storage_type(tokenizer.vocab_size).itemsize
-    counts, unigram = Counts(), np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    counts, unigram, copied = Counts(), np.zeros(tokenizer.vocab_size, dtype=np.int64), set()
     done = dict.fromkeys(("tokens", *form.kinds()), 0)
     with ExitStack() as stack:
         files = {kind: stack.enter_context(_opened(target / f"{shards[0].split}.{kind}")) for kind in done}
@@ -161,12 +169,13 @@ def assemble(shards: Sequence[Shard], folder: Path, target: Path, tokenizer: Tok
             for kind in done:
                 done[kind] += facts[kind]
             counts.add(Counts(**facts["counts"]))
+            copied |= set(facts.get("copied", []))
         for kind, file in files.items():
             file.truncate(done[kind] * (width if kind == "tokens" else 8))
     ends = target / f"{shards[0].split}.ends"
     blocks = block_bounds(np.memmap(ends, dtype=np.int64, mode="r"))
     ends.with_suffix(".blocks").write_bytes(blocks.tobytes())
-    return Assembled(counts, unigram, done.get("lines", 0))
+    return Assembled(counts, unigram, done.get("lines", 0), copied)
 
 
 def _opened(path: Path) -> Any:

@@ -12,17 +12,33 @@ from xltrain.data.store import Store
 
 MANY_UNKNOWN = 0.01
 """Share of <unk> above which a person is warned."""
+MANY_COPIED = 0.01
+"""Share of lines that are in the training text too from which on a person is warned."""
 LONG_WORD = 20
 """Above so many characters per run between spaces, these runs are no words; languages with long words have eight."""
 MANY_JOINED = 0.01
 """Carriage returns inside of lines, per line and document, above which a person is warned."""
 
 
-def warn_of_overlap(corpus: CorpusConfig) -> None:
-    """Say which texts that are to measure a model it is trained on."""
-    for name in ("validation", "test"):
-        for clause in trained_on(corpus.train, getattr(corpus, name), split=name):
+def warn_of_overlap(corpus: CorpusConfig) -> list[str]:
+    """Say which texts that are to measure a model it is trained on; the splits that have any."""
+    found = {name: trained_on(corpus.train, getattr(corpus, name), split=name) for name in ("validation", "test")}
+    for name, clauses in found.items():
+        for clause in clauses:
             console.warn(f"corpus.{name}: {clause}: its loss will be that of a text that the model has seen")
+    return [name for name, clauses in found.items() if clauses]
+
+
+def warn_of_copied_lines(store: Store, *, known: Sequence[str]) -> None:
+    """Say where other text has lines of the training text; ``known``: splits of which more than that was said."""
+    for name, found in store.manifest.get("copied", {}).items():
+        if name not in known and found["copied"] and found["copied"] >= MANY_COPIED * found["lines"]:
+            console.warn(
+                f"corpus.{name}: of {found['lines']:,} lines that were looked for, {found['copied']:,} "
+                f"({found['copied'] / found['lines']:.1%}) are in corpus.train too, as the one that begins "
+                f"{found['example']!r}; its loss will be lower by what the model has seen. Take them out of one of the "
+                "two, unless every text of this kind has them"
+            )
 
 
 def warn_of_copies(sources: Sequence[Source], marks: Sequence[Any]) -> None:
