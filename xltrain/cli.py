@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from xltrain import console
-from xltrain.commands import checkpoints, context, evaluate, generate, train
+from xltrain.commands import checkpoints, context, evaluate, generate, misuse, train
 from xltrain.errors import FailedElsewhere, OutputClosed, Stopped, UsageError, XltrainError
 
 WIDEST = 110
@@ -144,30 +144,6 @@ _Misuse: type[Any] = typer.BadParameter.__mro__[1]
 """click's UsageError, wherever the installed typer has its click: options and arguments that cannot be."""
 
 
-_PLAINER = [
-    (r"Input should be greater than or equal to", "must be at least"),
-    (r"Input should be", "must be"),
-    (r", unable to parse .*", ""),
-    (r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"unexpected argument \1"),
-]
-"""What typer, click and pydantic say, and how it is said here."""
-
-
-def _say_misuse(error: Any) -> None:
-    """One sentence as for any other mistake, instead of click's usage, hint and message."""
-    message = error.format_message()
-    if "\n" in message:  # no command at all: its message is the help
-        console.fail(message)
-        return
-    message = re.sub(r"^Invalid value for '(\S+)'[^:]*: ", r"\1: ", message).rstrip(".")
-    for theirs, ours in _PLAINER:
-        message = re.sub(theirs, ours, message)
-    if message.startswith("unexpected argument") and any("--data" in param.opts for param in error.ctx.command.params):
-        message += "; a text is given by --data FILE"
-    path = error.ctx.command_path if error.ctx else "xltrain"
-    console.fail(f"xltrain: {message} (help: {path} --help)")
-
-
 class _Signalled(BaseException):
     """A signal came; not an Exception, so that no library takes it for a failure of its own and goes on."""
 
@@ -197,7 +173,7 @@ def _run() -> None:
     try:
         sys.exit(app(standalone_mode=False, prog_name="xltrain") or 0)  # None, or what `raise typer.Exit` says
     except _Misuse as error:
-        _say_misuse(error)
+        console.fail(misuse.sentence(error))
         sys.exit(UsageError.exit_code)
     except OutputClosed:
         raise

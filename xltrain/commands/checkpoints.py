@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from xltrain.commands.misuse import require_order
 from xltrain.commands.options import AsJson, Source, show
 
 
@@ -33,6 +34,7 @@ def export_checkpoint(
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint in a format that other programs load, and check that it gives the same numbers."""
+    require_order("export-checkpoint", source, output)
     from xltrain.interop.export import export
 
     found = export(

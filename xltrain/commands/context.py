@@ -45,6 +45,9 @@ def context(
     as_json: AsJson = False,
 ) -> None:
     """How much context a model uses: loss against memory length, and relative effective context length."""
+    numbers = [str(source) for source in sources if str(source).isdecimal() and not source.exists()]
+    if numbers:
+        raise UsageError(f"{numbers[0]}: is no run; --mem-lens takes its numbers with commas between, as in 0,128,512")
     from xltrain.evaluation.context import context as run
 
     found = run(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from xltrain import console
+from xltrain.commands.misuse import require_order
 from xltrain.commands.options import AsJson, Source
 from xltrain.errors import UsageError
 
@@ -41,6 +42,7 @@ def score(
     ] = None,
 ) -> None:
     """Log-probability of every line, or of a continuation given its context; see docs/generation.md."""
+    require_order("score", source, file)
     from xltrain.evaluation.score_lines import score_lines
 
     for found in score_lines(
@@ -96,6 +98,9 @@ def generate(
         raise UsageError(f"--top-p: {top_p} is not allowed; give a probability above 0 and up to 1")
     if math.isinf(temperature):
         raise UsageError("--temperature: inf is not allowed; give a number, 1 for the model's own probabilities")
+    require_order("generate", source, prompt)
+    if prompt is not None and prompt != "-" and _is_file(prompt):
+        console.say(f"note: the prompt is {prompt!r} itself, and not the file of this name; --file {prompt} reads that")
     prompts = _prompts(prompt, file, lines=lines)
     from xltrain.evaluation.generate import Sample
     from xltrain.evaluation.generate import generate as run
@@ -129,6 +134,13 @@ def generate(
             of_prompt = f"prompt {sample.prompt_number}, " if len(prompts) > 1 else ""
             console.out(f"--- {of_prompt}sample {sample.copy}\n{sample.before}{sample.text}")
     console.say(f"{found['tokens']:,} tokens, {found['tokens_per_second']:,.0f} tokens/s")
+
+
+def _is_file(prompt: str) -> bool:
+    try:
+        return Path(prompt).is_file()
+    except (OSError, ValueError):  # too long for a name, or with NUL
+        return False
 
 
 def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]:

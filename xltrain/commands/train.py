@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -109,11 +110,32 @@ def pretrain(
     train(loaded, resume=resume, overwrite=overwrite, peers=peers)
 
 
+def _require_run(run: Path) -> None:
+    """Refuse what is no folder, with what may have been meant."""
+    if run.is_dir():
+        return
+    if run.suffix == ".png":
+        raise UsageError(f"{run}: is no run; the picture is named by --output {run}")
+    if not run.exists():
+        raise UsageError(f"{run}: no such folder of a run (working directory {Path.cwd()})")
+    hint = ""
+    if run.name == "metrics.jsonl":
+        hint = f"; it lies in {run.parent}"
+    elif run.suffix in (".yaml", ".yml"):
+        from xltrain.config.load import load_config
+
+        with suppress(UsageError):
+            hint = f"; its run is {load_config(run).run.folder}"
+    raise UsageError(f"{run}: a file, where a run's folder is needed{hint}")
+
+
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Annotated[Path, typer.Option(metavar="PNG", help="File to write.")] = CURVES,
 ) -> None:
     """Draw loss, perplexity, learning rate, gradient norm and speed of several runs on shared axes."""
+    for run in runs:
+        _require_run(run)
     from xltrain.training.curves import plot as draw
 
     draw(runs, output)

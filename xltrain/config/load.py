@@ -98,7 +98,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, resolved: bo
     except FileNotFoundError:
         raise UsageError(f"{path}: no such configuration file (working directory {Path.cwd()})") from None
     except IsADirectoryError:
-        raise UsageError(f"{path} is a folder; give a YAML file") from None
+        own = path / "config.yaml"
+        hint = f", as that of this run, {own}" if own.is_file() else ""
+        raise UsageError(f"{path} is a folder; give a YAML file{hint}") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -108,7 +110,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, resolved: bo
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: the file must hold sections such as 'corpus:', not {type(data).__name__}")
+        kind = "a list" if isinstance(data, list) else "text or a number"
+        raise UsageError(f"{path}: is no configuration: it must hold sections such as 'corpus:', and is {kind}")
     problems = _apply_overrides(data, overrides)
     source, found = (None, []) if resolved else _init_from(data)
     problems += found

@@ -74,6 +74,8 @@ def inspect(
     """
     if picture is not None:
         check_picture(picture, "--picture")
+    if not source.exists():
+        raise UsageError(f"{source}: no such configuration file, run or checkpoint (working directory {Path.cwd()})")
     if source.is_dir() or source.name in NAMES:
         if overrides:
             raise UsageError("--set changes a configuration file; a checkpoint's configuration is fixed")

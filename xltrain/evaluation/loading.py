@@ -68,6 +68,7 @@ def read_whole(source: Path, read: Callable[[Checkpoint], Read]) -> Read:
     Raises:
         UsageError: if there is none that stays.
     """
+    _refuse_near_misses(source)
     for _ in range(TRIES):
         there = [folder for folder in _folders(source) if _is_whole(folder)]
         try:
@@ -84,6 +85,27 @@ def read_whole(source: Path, read: Callable[[Checkpoint], Read]) -> Read:
         f"{source}: this run has removed {TRIES} checkpoints while they were read; wait until it has ended, or let it "
         "keep more of them (checkpoint.keep)"
     )
+
+
+def _refuse_near_misses(source: Path) -> None:
+    """Name the run or the checkpoint that lies above or below what was given.
+
+    Raises:
+        UsageError: if there is one.
+    """
+    if source.is_file() and (source.parent / MARK).is_file():
+        raise UsageError(f"{source}: is one file of a checkpoint; give its folder, {source.parent}")
+    if not source.is_dir() or _folders(source):
+        return
+    if list_checkpoints(source.parent) and source.name == "checkpoints":
+        raise UsageError(f"{source}: holds the checkpoints of a run; give the run, {source.parent}, or one of them")
+    inside = sorted({path.parent.parent for path in source.glob("*/checkpoints/step-*")})
+    if inside:
+        more = f" and {len(inside) - 3:,} more" if len(inside) > 3 else ""
+        raise UsageError(
+            f"{source}: is no run, but holds {'one' if len(inside) == 1 else 'some'}: "
+            f"{', '.join(map(str, inside[:3]))}{more}"
+        )
 
 
 def _folders(source: Path) -> list[Path]:

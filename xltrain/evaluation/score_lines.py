@@ -53,7 +53,7 @@ def score_lines(
     if form not in ("auto", "lines", "jsonl"):
         raise UsageError(f"--format: {form!r} is not allowed; choose auto, lines, jsonl")
     total = None
-    if file != STDIN and (not Path(file).exists() or Path(file).is_file()):  # what is piped can be read only once
+    if file != STDIN and not _is_piped(file):
         with _opened(file) as lines:
             total = sum(1 for _ in read_items(lines, name=file, form=form))
     loaded = load(source)
@@ -82,6 +82,14 @@ def score_lines(
     report.say()
 
 
+def _is_piped(file: str) -> bool:
+    """Whether this can be read only once."""
+    try:
+        return Path(file).exists() and not Path(file).is_file()
+    except (OSError, ValueError):  # no name of a file, which opening it will say
+        return False
+
+
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
     if file == STDIN:
@@ -90,8 +98,10 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     with ExitStack() as stack:
         try:
             opened = stack.enter_context(Path(file).open("rb"))
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read ({error.strerror}); working directory {Path.cwd()}") from None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            text = "; a text itself comes by standard input: echo TEXT | xltrain score RUN" if " " in file else ""
+            raise UsageError(f"{file}: cannot be read ({why}); working directory {Path.cwd()}{text}") from None
         yield opened
 
 

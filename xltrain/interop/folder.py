@@ -29,11 +29,6 @@ def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], m
         raise UsageError(f"{output} is a file; OUTPUT_DIR is a folder to be written, choose another name")
     if not output.is_dir() or not any(output.iterdir()):
         return
-    if not overwrite:
-        raise UsageError(
-            f"{output} already exists and is not empty; --overwrite replaces {what.replace('an ', 'an earlier ')}, "
-            "or choose another OUTPUT_DIR"
-        )
     others = sorted(path.name for path in output.iterdir() if path.name not in files or path.is_dir())
     if others or not recognised:
         listed = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
@@ -41,6 +36,13 @@ def check_output(output: Path, *, overwrite: bool, what: str, files: set[str], m
         raise UsageError(
             f"{output} is not {what} of xltrain ({why}), so --overwrite will not delete it; "
             "choose another OUTPUT_DIR, or remove the folder yourself"
+            if overwrite
+            else f"{output} already exists and is not {what} of xltrain ({why}); choose another OUTPUT_DIR"
+        )
+    if not overwrite:
+        raise UsageError(
+            f"{output} already exists and is not empty; --overwrite replaces {what.replace('an ', 'an earlier ')}, "
+            "or choose another OUTPUT_DIR"
         )
 
 

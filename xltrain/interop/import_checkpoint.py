@@ -143,12 +143,20 @@ def find_source(source: Path, format_name: str) -> tuple[str, Path]:
         return _as_asked("tensorflow-xlnet", index, format_name)
     if source.is_file():
         if source.suffix != ".pt":
-            raise UsageError(f"{source}: is one file of a checkpoint; give the folder that it lies in")
+            part = source.suffix in (".safetensors", ".bin", ".json", ".model")
+            raise UsageError(
+                f"{source}: is one file of a checkpoint; give the folder that it lies in"
+                if part
+                else f"{source}: is no checkpoint; give the folder of one, or one of {', '.join(_PICKLES)}"
+            )
         name = "nvidia-transformer-xl" if source.name.startswith("checkpoint") else "transformer-xl"
         pickled = {"transformer-xl", "nvidia-transformer-xl"}
         return (format_name if format_name in pickled else _as_asked(name, source, format_name)[0]), source
     if not source.is_dir():
-        raise UsageError(f"{source}: no such file or folder (working directory {Path.cwd()})")
+        raise UsageError(
+            f"{source}: no such file or folder (working directory {Path.cwd()}); nothing is downloaded, so give the "
+            "place where the checkpoint lies"
+        )
     if (source / MARK).is_file() or (source / "latest").is_file():
         raise UsageError(f"{source}: is xltrain's own already; run.init_from starts a run from it as it is")
     if (source / "config.json").is_file():
