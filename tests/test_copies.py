@@ -71,6 +71,8 @@ def test_lines_that_say_little_or_are_cut_are_not_looked_for(tmp_path: Path, mon
     monkeypatch.setattr(copies, "LOOKED_FOR", 8)
     found = lines_to_find(corpus_sources(config))
     assert found == {"validation": (*lines[1:4], lines[5]), "test": (*lines[1:4], *lines[5:10])}
+    monkeypatch.setattr(copies, "CHARACTERS", SHORTEST * 2)
+    assert lines_to_find(corpus_sources(config)) == {"validation": (lines[1],), "test": (lines[1], lines[2])}
 
 
 @pytest.mark.parametrize(("copied", "told"), [(0, False), (1, False), (2, True), (150, True)])

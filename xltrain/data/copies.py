@@ -16,6 +16,8 @@ SHORTEST = 40
 """Bytes. Shorter lines, such as headings and answers, occur in texts that have nothing else in common."""
 LONGEST = 10_000
 """Characters; longer ones may be cut before they are encoded."""
+CHARACTERS = 2_000_000
+"""In the lines of a split together: every process holds them."""
 
 Lines = Mapping[str, tuple[str, ...]]
 """By split, each once and without line ends."""
@@ -27,18 +29,25 @@ def lines_to_find(sources: Mapping[str, list[Source]]) -> Lines:
     for name, of_split in sources.items():
         if name == "train":
             continue
-        most = -(-LOOKED_FOR // len(of_split))
         with named_by(f"corpus.{name}"):
-            found[name] = tuple(dict.fromkeys(chain.from_iterable(islice(_fit(one, most), most) for one in of_split)))
+            lines = chain.from_iterable(_first_fit(source, share=len(of_split)) for source in of_split)
+            found[name] = tuple(dict.fromkeys(lines))
     return found
 
 
-def _fit(source: Source, most: int) -> Iterator[str]:
-    lines = (line for piece in source.pieces() for line in piece.lines())
-    for line in islice(lines, 10 * most):
+def _first_fit(source: Source, *, share: int) -> Iterator[str]:
+    """The first lines of a source that are fit, a ``share``-th of all that are looked for."""
+    most, room = -(-LOOKED_FOR // share), CHARACTERS // share
+    for line in islice((line for piece in source.pieces() for line in piece.lines()), 10 * most):
         text = line.rstrip("\n")
-        if len(text) <= LONGEST and len(text.encode()) >= SHORTEST:
-            yield text
+        if len(text) > LONGEST or len(text.encode()) < SHORTEST:
+            continue
+        most, room = most - 1, room - len(text)
+        if room < 0:
+            return
+        yield text
+        if most == 0:
+            return
 
 
 class Finder:
@@ -50,7 +59,8 @@ class Finder:
         self._found: set[str] = set()
 
     def look(self, lines: list[str]) -> None:
-        self._found |= self._wanted.intersection(lines)
+        if self._wanted:
+            self._found |= self._wanted.intersection(lines)
 
     def numbers(self) -> list[int]:
         """Of the lines that were found, in their order."""

@@ -53,7 +53,7 @@ class Digests:
         if before is not None and before[1] == states:
             return before[0]
         found = find()
-        changed = max((time for state in states for time in state[2:]), default=began)
+        changed = max((moment for state in states for moment in state[2:]), default=began)
         if changed + CLEARLY_OLDER < began and sum(state[0] for state in states) > SMALL:
             self._known[name] = self._new[name] = found, states
         return found
@@ -69,9 +69,7 @@ class Digests:
         """Add what is new to the file in the folder, if that can be written; files that are gone are forgotten."""
         if self._folder is None or not self._new:
             return
-        before = _read(self._folder / NAME)
-        gone = [name for name in before if name.startswith("/") and not Path(name).exists()]
-        before = {name: entry for name, entry in before.items() if name not in gone}
+        before = {name: entry for name, entry in _read(self._folder / NAME).items() if _is_there(name)}
         content = json.dumps(before | self._new).encode()
         new = self._folder / f"{NAME}.{secrets.token_hex(4)}"
         with suppress(OSError):
@@ -84,6 +82,11 @@ class Digests:
         except OSError:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
+
+
+def _is_there(name: str) -> bool:
+    """Whether what a name begins with, a path unless it is a dataset's, still exists."""
+    return not name.startswith("/") or Path(name).exists()
 
 
 def _states(files: Sequence[Path]) -> list[State]:
