@@ -210,10 +210,10 @@ def test_context_ends_where_documents_are_kept_apart_and_the_run_says_so(
 ):
     config = corpora.config_file(tmp_path, corpus.train, segments={"cross_documents": False})
     arguments = [config, "--set", "training.max_steps=1"]
-    bound = "effective context   32 tokens back (2 layers x mem_len), but not beyond the token's own document"
-    why = " (segments.cross_documents is false)\n"
+    bound = "effective context   32 tokens back (2 layers x mem_len), within a document"
+    why = ": segments.cross_documents is false\n"
     assert bound + why in cli("pretrain", *arguments, "--dry-run").out
-    assert f"{bound}, which is 616 tokens long on average{why}" in cli("pretrain", *arguments).err  # 36,953 in 60
+    assert f"{bound} (616 tokens on average){why}" in cli("pretrain", *arguments).err  # 36,953 in 60
     assert json.loads(cli("inspect", tmp_path / "run", "--json").out)["documents_apart"] is True
     whole = cli("pretrain", *arguments, "--set", "segments.cross_documents=true", "--dry-run").out
     assert "effective context   32 tokens back (2 layers x mem_len)\n" in whole

@@ -1,5 +1,6 @@
 """The commonest mistakes of who does not know the commands yet: the sentence says what was probably meant."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,9 @@ def test_a_prompt_that_is_the_name_of_a_file_is_told(run: Path, cli: Cli, tmp_pa
     assert outcome.status == 0
     assert f"--file {tmp_path / 'p.txt'} reads that" in outcome.err
     assert "reads that" not in cli("generate", run, "Bada", "--max-tokens", 1).err
+
+
+def test_a_run_without_a_checkpoint_yet(run: Path, cli: Cli):
+    shutil.rmtree(run / "checkpoints")
+    said = cli("generate", run).sentence()
+    assert said.startswith(f"{run}: this run has saved no checkpoint yet; the first comes after checkpoint.every steps")

@@ -88,10 +88,10 @@ def read_whole(source: Path, read: Callable[[Checkpoint], Read]) -> Read:
 
 
 def _refuse_near_misses(source: Path) -> None:
-    """Name the run or the checkpoint that lies above or below what was given.
+    """Name the run or the checkpoint that lies above or below what was given, or say that there is none yet.
 
     Raises:
-        UsageError: if there is one.
+        UsageError: where this is so.
     """
     if source.is_file() and (source.parent / MARK).is_file():
         raise UsageError(f"{source}: is one file of a checkpoint; give its folder, {source.parent}")
@@ -99,6 +99,11 @@ def _refuse_near_misses(source: Path) -> None:
         return
     if list_checkpoints(source.parent) and source.name == "checkpoints":
         raise UsageError(f"{source}: holds the checkpoints of a run; give the run, {source.parent}, or one of them")
+    if (source / "config.yaml").is_file() and (source / "metrics.jsonl").is_file():
+        raise UsageError(
+            f"{source}: this run has saved no checkpoint yet; the first comes after checkpoint.every steps, or when it "
+            "is stopped (Ctrl-C)"
+        )
     inside = sorted({path.parent.parent for path in source.glob("*/checkpoints/step-*")})
     if inside:
         more = f" and {len(inside) - 3:,} more" if len(inside) > 3 else ""

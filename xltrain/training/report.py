@@ -35,8 +35,8 @@ def shape_lines(config: Config, dealt: Deal, *, parameters: int, document_tokens
 
 def _bound(document_tokens: float | None) -> str:
     """Where memory reaches further than what may be seen of it."""
-    length = "" if document_tokens is None else f", which is {document_tokens:,.0f} tokens long on average"
-    return f", but not beyond the token's own document{length} (segments.cross_documents is false)"
+    length = "" if document_tokens is None else f" ({document_tokens:,.0f} tokens on average)"
+    return f", within a document{length}: segments.cross_documents is false"
 
 
 def start_lines(
