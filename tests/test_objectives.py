@@ -170,6 +170,16 @@ def test_span_units(unit: str) -> None:
     assert even > 0.9 if unit == "word" else even < 0.6
 
 
+def test_spans_do_not_overlap_and_hold_as_many_tokens_as_are_asked_for() -> None:
+    """On average exactly, since windows of spans follow one another without a gap; a row's ends cut or add a span."""
+    tokens = torch.full((1000, 512), CONTROL + 1)
+    rule = TargetRule(torch.ones(V, dtype=torch.bool), NEVER, max_span=5, unit="token")
+    _, in_span = rule._spans(tokens, draw_of(1000), 85, 0)
+    held = in_span.sum(dim=1).double()
+    assert held.mean().item() == pytest.approx(85, abs=0.3)
+    assert (held - 85).abs().max() <= 2 * 5
+
+
 def test_a_word_of_reversed_text_starts_at_its_other_end() -> None:
     starts = torch.zeros(V, dtype=torch.bool)
     starts[10] = True

@@ -6,6 +6,7 @@ import torch
 from loaded import T, loaded, next_log_probs
 
 from xltrain.data.tokenizer import SPECIALS
+from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Given
@@ -119,6 +120,34 @@ def test_texts_longer_than_a_segment_are_scored_to_the_end_with_memory():
     assert not np.isnan(with_memory).any()
     np.testing.assert_allclose(with_memory[:T], without[:T], atol=1e-6)
     assert not np.allclose(with_memory[T:], without[T:], atol=1e-3)
+
+
+def test_a_masked_model_remembers_the_segments_before():
+    model = loaded("masked")
+    [given] = texts((1, 3 * T + 4))
+    row = torch.tensor([given.context + given.text])
+    memory, expected = model.model.empty_memory(rows=1, mem_len=40), []
+    with torch.no_grad():
+        for start in range(0, row.shape[1], T):
+            segment = row[:, start : start + T]
+            for place in range(segment.shape[1]):
+                shown = segment.clone()
+                shown[0, place] = MASK
+                at = torch.tensor([[place]])
+                nll, _ = model.model(shown, torch.zeros_like(shown), segment[:, at[0]], memory, predict=at)
+                expected.append(-float(nll))
+            _, memory = model.model.hidden(segment, torch.zeros_like(segment), memory)
+    [found] = scores(model, [given])
+    np.testing.assert_allclose(found, expected[1:], atol=1e-5)
+    [without] = scores(model, [given], mem_len=0)
+    assert not np.allclose(found[T:], without[T:], atol=1e-3)
+
+
+def test_a_window_of_same_length_needs_a_memory():
+    model = loaded(model={"same_length": True})
+    with pytest.raises(UsageError, match="--mem-len: this run's same_length needs a memory above 0; leave it out"):
+        Scorer.of(model, mem_len=0)
+    assert Scorer.of(model).mem_len == Scorer.of(model, mem_len=model.config.segments.mem_len).mem_len == 16
 
 
 @pytest.mark.parametrize("objective", ["permutation", "masked"])
