@@ -126,7 +126,7 @@ def read_normaliser(content: Any, path: Path) -> Normaliser:
     composes = steps.take({"type": "NFC"}, _replace_all(r"(?<=\S)(?=\p{M})", _CUT))
     table = steps.take_kind("Precompiled") or {}
     if composes and not steps.take(_replace(_CUT, "")):
-        steps.left.insert(0, {"type": "NFC"})
+        steps.left.insert(0, {"type": "NFC"})  # by itself it has no equal
     while steps.take(_shows_symbol):
         pass
     collapses = False
@@ -170,7 +170,7 @@ def read_spaces(content: Any, normaliser: Normaliser, path: Path, *, cuts: Seque
     metaspace = steps.take_kind("Metaspace") or {"prepend_scheme": "never", "replacement": SPACE}
     scheme = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
     if metaspace.get("replacement", SPACE) != SPACE:
-        steps.left.insert(0, metaspace)
+        steps.left.insert(0, metaspace)  # for the refusal below
     while any(steps.take(cut) for cut in cuts):
         pass
     steps.require_empty(path, what="pre-tokenizer")
