@@ -275,7 +275,7 @@ def test_the_list_of_commands_is_not_cut_short(cli: Cli, monkeypatch: pytest.Mon
     ("arguments", "said"),
     [
         (["generate", "run", "--temperature", -1], "--temperature: must be at least 0 (help: xltrain generate --help)"),
-        (["eval-ppl", "run", "--seq-len", "x"], "--seq-len: must be a valid integer (help: xltrain eval-ppl --help)"),
+        (["eval-ppl", "run", "--seq-len", "x"], "--seq-len: must be a whole number (help: xltrain eval-ppl --help)"),
         (
             ["eval-ppl", "run", "a.txt"],
             "unexpected argument a.txt; a text is given by --data FILE (help: xltrain eval-ppl --help)",

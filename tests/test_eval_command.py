@@ -149,6 +149,34 @@ def test_a_run_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     assert cli("eval-ppl", "empty").sentence().startswith("empty: holds no complete checkpoint")
 
 
+@pytest.mark.parametrize("command", [["eval-ppl"], ["score"], ["generate"], ["context", "--targets", 0]])
+def test_weights_that_are_no_numbers_are_refused_by_name(cli: Cli, run: Path, command: list[Any]):
+    from safetensors.torch import load_file, save_file
+
+    folder = run / "checkpoints" / "step-6"
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bias_u"].view(-1)[3] = math.nan
+    save_file(tensors, folder / "model.safetensors")
+    mark_anew(folder)
+    said = cli(command[0], run, *command[1:]).sentence()
+    assert said.startswith(f"{folder}: bias_u: infinite or undefined numbers, from which nothing can be computed")
+
+
+def test_a_loss_that_is_no_number_is_told(cli: Cli, run: Path):
+    """Weights may be finite and what is computed from them not."""
+    from safetensors.torch import load_file, save_file
+
+    folder = run / "checkpoints" / "step-6"
+    tensors = load_file(folder / "model.safetensors")
+    tensors["softmax.bias"][:] = 3e38
+    tensors["softmax.bias"][::2] = -3e38
+    save_file(tensors, folder / "model.safetensors")
+    mark_anew(folder)
+    outcome = cli("eval-ppl", run, "--json")
+    assert json.loads(outcome.out)["loss"] is None
+    assert "WARNING: the loss is no number" in outcome.err
+
+
 def test_weights_with_other_names_are_refused_by_name(cli: Cli, run: Path):
     from safetensors.torch import load_file, save_file
 

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -77,6 +78,13 @@ def test_json_is_ascii_where_standard_output_is_not_utf_8(run: Path, lines: Path
     assert found.isascii()
     assert [json.loads(line) for line in found.splitlines()] == [json.loads(line) for line in readable.splitlines()]
     assert "escapes" not in said
+
+
+def test_json_has_no_numbers_that_it_does_not_know(capsys: pytest.CaptureFixture[str]):
+    console.out_json({"a": float("nan"), "b": [1, -math.inf, {"c": (0.5, math.inf)}], "d": "NaN", "e": True})
+    found = capsys.readouterr().out
+    assert json.loads(found) == {"a": None, "b": [1, None, {"c": [0.5, None]}], "d": "NaN", "e": True}
+    assert '"NaN"' in found
 
 
 @pytest.mark.parametrize(

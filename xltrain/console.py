@@ -9,6 +9,7 @@ import codecs
 import errno
 import io
 import json
+import math
 import os
 import sys
 import threading
@@ -94,11 +95,23 @@ def out(text: str = "", *, end: str = "\n") -> None:
 
 
 def out_json(found: Any) -> None:
-    """Print a JSON value as one line: in ASCII unless standard output is UTF-8 and the text fit for it."""
+    """Print a JSON value as one line: in ASCII unless standard output is UTF-8 and the text fit for it.
+
+    What is no number, or infinite, becomes null: JSON knows neither.
+    """
+    found = _without_infinities(found)
     text = json.dumps(found, ensure_ascii=False)
     if not _is_utf8(sys.stdout) or any("\ud800" <= letter <= "\udfff" for letter in text):
         text = json.dumps(found)
     out(text)
+
+
+def _without_infinities(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: _without_infinities(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_without_infinities(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def _bars_aside(stream: TextIO) -> AbstractContextManager[Any]:

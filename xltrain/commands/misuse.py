@@ -11,6 +11,7 @@ from xltrain.errors import UsageError
 _PLAINER = [
     (r"^Invalid value for '(\S+)'[^:]*: ", r"\1: "),
     (r"Input should be greater than or equal to", "must be at least"),
+    (r"Input should be a valid integer", "must be a whole number"),
     (r"Input should be", "must be"),
     (r", unable to parse .*", ""),
     (r"^Got unexpected extra arguments?(?:\(s\))? \((.*)\)$", r"unexpected argument \1"),

@@ -54,6 +54,12 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
         config = adapt(checkpoint.config())
         place = usable_place(config.training.device)
         model = checkpoint.model(place.device, config)
+        broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
+        if broken:
+            raise UsageError(
+                f"{checkpoint.folder}: {', '.join(broken[:3])}{', ...' if broken[3:] else ''}: infinite or undefined "
+                "numbers, from which nothing can be computed; training had failed before, use an earlier checkpoint"
+            )
         return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)
 
     return read_whole(source, read)

@@ -22,7 +22,9 @@ def warn_of(found: dict[str, Any], *, config: Config, overlap: list[str], vocab_
             f"{found['unknown_rate']:.1%} of the tokens are <unk>: this perplexity is not comparable "
             f"({found['unknown']:,} of {found['tokens']:,})"
         )
-    if found["loss"] > math.log(vocab_size):
+    if not math.isfinite(found["loss"]):
+        console.warn("the loss is no number: some layer's values are too large for training.precision")
+    elif found["loss"] > math.log(vocab_size):
         console.warn(
             f"a loss of {found['loss']:.2f} nats is worse than guessing among {vocab_size:,} tokens: "
             "the model is untrained, or the tokenizer is not the one that it was trained with"
