@@ -21,7 +21,7 @@ def loaded(objective: str = "causal", **sections: dict[str, Any]) -> Loaded:
     model = {"init": {"std": 0.25}, "dropout": 0.3} | sections.pop("model", {})
     config = corpora.config_for(Path("a.txt"), Path(), objective={"name": objective}, model=model, **sections)
     built = build_model(config, vocab_size=V, device=CPU).eval()
-    return Loaded(Checkpoint(Path("runs/one/checkpoints/step-1")), config, TOKENIZER, built, Place(CPU))
+    return Loaded(Checkpoint(Path("runs/one/checkpoints/step-1")), config, config, TOKENIZER, built, Place(CPU))
 
 
 def next_log_probs(model: Loaded, before: list[int], *, source: int = 0) -> list[float]:

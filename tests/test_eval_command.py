@@ -283,17 +283,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(finished: tupl
     assert "is a folder" in cli("eval-ppl", run, "--per-token", tmp_path / "d.tsv").sentence()
 
 
-def test_a_longer_memory_than_in_training_is_warned_of_unless_distances_are_clamped(
-    finished: tuple[Path, Any], cli: Cli
-):
-    run = finished[0] / "run"
-    said = cli("eval-ppl", run, "--mem-len", 64, "--json").err
-    assert "WARNING: rows see 96 positions, in training at most 48" in said
-    assert "--clamp-len 48" in said
-    assert cli("eval-ppl", run, "--mem-len", 64, "--clamp-len", 48, "--json").err == ""
-    assert cli("eval-ppl", run, "--mem-len", 48, "--same-length", "--json").err == ""
-
-
 def test_a_text_that_was_trained_on_is_warned_of(
     finished: tuple[Path, Any], corpus: corpora.Corpus, cli: Cli, tmp_path: Path
 ):

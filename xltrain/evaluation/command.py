@@ -18,6 +18,7 @@ from xltrain.errors import UsageError
 from xltrain.evaluation.loading import adapted, load, read_text
 from xltrain.evaluation.per_token import Recorder, check_file, write
 from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
+from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.warnings import warn_of
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
@@ -111,7 +112,7 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
     )
     entries = options.data or getattr(config.corpus, options.split)
     overlap = trained_on(config.corpus.train, entries, split=options.split)
-    warn_of(found, config=config, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
+    warn_of(found, trained=loaded.trained, overlap=overlap, vocab_size=tokenizer.vocab_size, whole=whole)
     return found
 
 
@@ -153,6 +154,8 @@ def _check(config: Config, protocol: Protocol, options: Options) -> None:
         raise UsageError(f"--stride: {options.stride} exceeds the window of {protocol.seq_len} tokens")
     if config.model.same_length and protocol.mem_len == 0:
         raise UsageError("--same-length needs memory; give --mem-len above 0, or --no-same-length")
+    if absolute(config) and protocol.mem_len:
+        raise UsageError(f"--mem-len: {config.model.positions} positions allow no memory; leave it out")
     if config.model.positions == "learned" and protocol.seq_len > segments.seq_len:
         raise UsageError(
             f"--seq-len: {protocol.seq_len} exceeds the run's segments.seq_len {segments.seq_len}; a model with "

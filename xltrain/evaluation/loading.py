@@ -1,15 +1,15 @@
 """What every use of a trained model begins with: its checkpoint, a device, its tokenizer, and a text."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from xltrain import console
 from xltrain.config.init_from import MARK, NAMES
 from xltrain.config.schema import Config
-from xltrain.data.corpus import Counts
+from xltrain.data.corpus import Counts, Document
 from xltrain.data.files import named_by
 from xltrain.data.kinds import column_separator
 from xltrain.data.sources import find_sources
@@ -17,6 +17,7 @@ from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place, find_place
 from xltrain.errors import UsageError, XltrainError
+from xltrain.evaluation.texts import spelled_unknown
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
 
@@ -30,10 +31,12 @@ TRIES = 3
 class Loaded:
     """A checkpoint ready for use; the model is in evaluation mode.
 
-    config: the checkpoint's own, with what was changed for this use.
+    trained: the checkpoint's own configuration.
+    config: the same, with what was changed for this use.
     """
 
     checkpoint: Checkpoint
+    trained: Config
     config: Config
     tokenizer: Tokenizer
     model: LanguageModel
@@ -51,7 +54,8 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
     """
 
     def read(checkpoint: Checkpoint) -> Loaded:
-        config = adapt(checkpoint.config())
+        trained = checkpoint.config()
+        config = adapt(trained)
         place = usable_place(config.training.device)
         model = checkpoint.model(place.device, config)
         broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
@@ -60,7 +64,7 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
                 f"{checkpoint.folder}: {', '.join(broken[:3])}{', ...' if broken[3:] else ''}: infinite or undefined "
                 "numbers, from which nothing can be computed; training had failed before, use an earlier checkpoint"
             )
-        return Loaded(checkpoint, config, checkpoint.tokenizer(), model.eval(), place)
+        return Loaded(checkpoint, trained, config, checkpoint.tokenizer(), model.eval(), place)
 
     return read_whole(source, read)
 
@@ -160,6 +164,8 @@ def adapted(config: Config, *, same_length: bool | None, clamp_len: int | None) 
 def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: str) -> Split:
     """The files of ``data``, or if there are none the run's own ``split``, split and tokenised as the run's text is.
 
+    Its counts have ``unknown_spelled`` too: how many of the unknown tokens the text itself spells so.
+
     Raises:
         UsageError: if there is no such text, or nothing in it to predict.
     """
@@ -172,6 +178,14 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
     names = ", ".join(source.name for source in sources)
     name = names if data else split
     between = column_separator(tokenizer) if config.two_columns else None
+    spelled = 0
+
+    def noted(documents: Iterable[Document]) -> Iterator[Document]:
+        nonlocal spelled
+        for document in documents:
+            spelled += sum(spelled_unknown(tokenizer, line) for line in document.lines)
+            yield document
+
     with named_by(key):
         pieces = [piece for source in sources for piece in source.pieces()]
         documents = console.progress(
@@ -181,9 +195,9 @@ def read_text(config: Config, tokenizer: Tokenizer, *, data: list[str], split: s
             description=f"reading {name}",
             delay=console.SECONDS_BEFORE_A_BAR,
         )
-        found = split_in_memory(name, documents, counts, tokenizer, between=between)
+        found = split_in_memory(name, noted(documents), counts, tokenizer, between=between)
     if found.num_documents == 0:
         raise UsageError(f"{key}: {names} contains no text")
     if found.num_tokens < 2:
         raise UsageError(f"{key}: {name} has only one token; perplexity needs two")
-    return found
+    return replace(found, counts=found.counts | {"unknown_spelled": spelled})

@@ -353,6 +353,7 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
         "characters": counts["characters"],
         "bytes": counts["bytes"],
         "unknown": counts["unknown"],
+        "unknown_spelled": counts.get("unknown_spelled", 0),
         "unknown_rate": counts["unknown"] / max(1, counts["tokens"]),
         "tokens_per_second": result.tokens / result.seconds,
     }

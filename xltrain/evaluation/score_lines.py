@@ -13,12 +13,12 @@ import numpy as np
 from xltrain import console
 from xltrain.data.files import way_to_convert
 from xltrain.data.tokenizer import Tokenizer
-from xltrain.data.warnings import MANY_UNKNOWN
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
 from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.score import Scorer
-from xltrain.evaluation.texts import Encoder, Given
+from xltrain.evaluation.texts import Encoder, Given, spelled_unknown
+from xltrain.evaluation.warnings import warn_of_unknown
 
 STDIN = "-"
 
@@ -213,21 +213,22 @@ class _Report:
     """Counts what a person should know of the texts, and says it at the end."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.unknown_token = tokenizer.unk
-        self.tokens = self.unknown = self.joined = self.unspaced = 0
+        self.tokenizer = tokenizer
+        self.tokens = self.unknown = self.spelled = self.joined = self.unspaced = 0
 
     def count(self, item: Item, given: Given) -> None:
         self.tokens += len(given.text)
-        self.unknown += given.text.count(self.unknown_token)
+        unknown = given.text.count(self.tokenizer.unk)
+        self.unknown += unknown
+        self.spelled += min(unknown, spelled_unknown(self.tokenizer, item.text))  # a pair's source is in its line too
         self.joined += given.joined
         if item.context and item.text:
             before, after = item.context[-1], item.text[0]
             self.unspaced += all(letter.isascii() and letter.isalnum() for letter in (before, after))
 
     def say(self) -> None:
-        if self.unknown > MANY_UNKNOWN * self.tokens:
-            rate = self.unknown / self.tokens
-            console.warn(f"{rate:.1%} of the tokens are <unk>: these log-probabilities are not comparable")
+        what = "these log-probabilities are"
+        warn_of_unknown(self.unknown, spelled=self.spelled, tokens=self.tokens, what=what)
         if self.unspaced:
             console.warn(
                 f"in {_lines(self.unspaced)} the context ends and the text begins inside of a word; if these are two "

@@ -129,6 +129,16 @@ class Encoder:
         return Given(self.begin() + both[:common], both[common:], joined=common < len(alone))
 
 
+def spelled_unknown(tokenizer: Tokenizer, text: str) -> int:
+    """How often a text itself spells the word that stands for all unknown ones, as published corpora do.
+
+    Other vocabularies than those of words spell ``<unk>`` like any other text.
+    """
+    if not isinstance(tokenizer, WordTokenizer) or tokenizer.unk < 0:
+        return 0
+    return (text.lower() if tokenizer.lower else text).split().count(tokenizer.piece(tokenizer.unk))
+
+
 def of_records(corpus: CorpusConfig) -> bool:
     """Whether, by all that the configuration says, the training text is records, in which blank lines end nothing."""
     if corpus.document_separator != "blank_line":
