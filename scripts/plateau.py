@@ -77,7 +77,6 @@ def steps_needed(arguments: tuple[str, int, int, str]) -> tuple[str, int, int | 
                 run.validation,
                 protocol,
                 new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-                seed=seed,
                 device=place.device,
                 context=lambda: autocast("fp32", place.device),
                 unigram=run.store.unigram(),

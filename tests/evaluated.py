@@ -44,7 +44,6 @@ class Trained:
             split,
             protocol,
             new_memory=lambda rows: self.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-            seed=self.config.run.seed,
             device=CPU,
             context=nullcontext,
             **extra,

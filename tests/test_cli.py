@@ -221,6 +221,14 @@ def test_context_ends_where_documents_are_kept_apart_and_the_run_says_so(
     assert "effective context   0 tokens back (2 layers x mem_len)\n" in none
 
 
+def test_a_memory_that_no_row_can_fill_is_told(corpus: corpora.Corpus, cli: Cli, tmp_path: Path):
+    config = corpora.config_file(tmp_path, corpus.train, training={"max_steps": 1})
+    rows = 36_953 // 4  # tokens of each row
+    said = f"of mem_len {rows + 1:,} no more than {rows:,} positions are ever used"
+    assert said in cli("pretrain", config, "--set", f"segments.mem_len={rows + 1}").err
+    assert "are ever used" not in cli("pretrain", config, "--overwrite", "--set", f"segments.mem_len={rows}").err
+
+
 # --- tracebacks, and where the device is missing
 
 

@@ -190,6 +190,16 @@ def test_a_first_segment_has_the_same_losses_with_an_empty_memory_as_with_none()
         assert by_position(found, split, mem_len=64) == pytest.approx(without, abs=1e-6)
 
 
+@pytest.mark.parametrize("objective", ["permutation", "masked", "seq2seq"])
+def test_runs_of_several_seeds_are_asked_for_the_same_targets(objective: str):
+    asked = []
+    for seed in (1, 2):
+        places: list[int] = []
+        trained(objective, run={"seed": seed}).score(text_of(90), record=lambda where, _: places.extend(where))  # noqa: B023
+        asked.append(places)
+    assert asked[0] == asked[1] != []
+
+
 def test_rows_are_as_many_as_it_pays_to_warm():
     protocol = Protocol("stream", seq_len=10, mem_len=40, batch_size=8)
     assert protocol.warm_up(num_layers=3) == 12

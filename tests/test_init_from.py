@@ -76,15 +76,43 @@ def test_every_key_that_would_make_another_model_is_named(
         run,
         model={"num_layers": 3, "d_model": 64, "dropout": 0.0, "head_dim": 8},
         tokenizer={"kind": "char"},
-        objective={"name": "permutation"},
     )
     outcome = cli("pretrain", path)
     assert outcome.status == 2
-    for key in ("model.num_layers: 3", "model.d_model: 64", "tokenizer.kind: 'char'", "objective.name: 'permutation'"):
+    for key in ("model.num_layers: 3", "model.d_model: 64", "tokenizer.kind: 'char'"):
         assert key in outcome.err
     assert "head_dim" not in outcome.err  # 32 / 4, said in another way
     assert "dropout" not in outcome.err
     assert not (tmp_path / "more").exists()
+
+
+@pytest.mark.parametrize("name", ["causal", "permutation", "masked", "seq2seq"])
+@pytest.mark.parametrize("first", ["causal", "permutation"])
+def test_the_same_weights_serve_another_objective(
+    first: str, name: str, corpus: corpora.Corpus, cli: Cli, tmp_path: Path
+) -> None:
+    origin = corpora.config_file(
+        tmp_path,
+        corpus.valid,
+        objective={"name": first},
+        tokenizer={"kind": "char", "vocab_size": None},
+        training={"max_steps": 1},
+    )
+    assert cli("pretrain", origin).status == 0
+    before = find_checkpoint(tmp_path / "run").weights(CPU)
+    path = written(tmp_path, corpus, tmp_path / "run", objective={"name": name}, optimizer={"lr": 1e-30})
+    outcome = cli("pretrain", path)
+    assert outcome.status == 0, outcome.err
+    said = f"these weights were trained with the {first} objective, and go on with {name}"
+    assert (said in outcome.err) == (name != first)
+    assert ("own vector is left out" in outcome.err) == (first == "permutation" != name)
+    assert ("own vector starts at random" in outcome.err) == (name == "permutation" != first)
+    after = find_checkpoint(tmp_path / "more").weights(CPU)
+    assert ("mask_embedding" in after) == (name == "permutation")
+    for key in after.keys() & before.keys():
+        torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-9)
+    only_one = {"mask_embedding"} if (first == "permutation") != (name == "permutation") else set()
+    assert after.keys() ^ before.keys() == only_one
 
 
 def test_what_changes_no_weight_may_be_given_anew(run: Path, corpus: corpora.Corpus, tmp_path: Path) -> None:
@@ -117,7 +145,8 @@ def test_adaptive_bins_agree_however_they_are_written(corpus: corpora.Corpus, cl
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"init_from": "nowhere"}, "nowhere is no run and no checkpoint"),
+        ({"init_from": "nowhere"}, "nowhere is no run and no checkpoint (working directory"),
+        ({"init_from": "{run}/checkpoints"}, "xltrain import-checkpoint makes one of it"),
         ({"output_dir": "{run}"}, "lies in this run's own folder"),
         ({"init_from": "{run}/checkpoints/step-6", "output_dir": "{run}"}, "lies in this run's own folder"),
         ({"init_from": 3}, "run.init_from: 3 is not allowed"),

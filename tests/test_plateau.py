@@ -1,6 +1,7 @@
 """A run that stays where knowing only frequencies would leave it is warned about, and no other."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +53,20 @@ def test_who_is_warned(
     assert capsys.readouterr().err == ""  # once may be chance
     _look_for_plateau(run, result, training_entropy=unigram_entropy(COUNTS))  # type: ignore[arg-type]
     assert ("the model ignores its context" in capsys.readouterr().err) == warned
+
+
+def test_a_loss_that_falls_is_no_plateau(capsys: pytest.CaptureFixture[str]) -> None:
+    """A masked model may pass slowly through the losses that copying alone would give."""
+    settings = SimpleNamespace(schedule=SimpleNamespace(warmup_steps=10), objective=SimpleNamespace(name="masked"))
+    run = SimpleNamespace(progress=Progress(step=20), config=settings)
+    for loss in (1.29, 1.23, 1.17, 1.11):
+        result = Result(nll=loss, targets=1, seconds=1.0, tokens=1, unigram_nll=1.21)
+        _look_for_plateau(run, result, training_entropy=ENTROPY)  # type: ignore[arg-type]
+        run.progress = replace(run.progress, best_loss=loss)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        _look_for_plateau(run, result, training_entropy=ENTROPY)  # type: ignore[arg-type]
+    assert "the model ignores its context" in capsys.readouterr().err
 
 
 def test_a_resumed_run_knows_the_last_loss(text: Path, tmp_path: Path) -> None:

@@ -128,7 +128,6 @@ def test_sums_of_a_long_evaluation_do_not_stop_growing() -> None:
             split,
             Protocol("stream", seq_len=2, mem_len=2, batch_size=1),
             new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=2),
-            seed=0,
             device=torch.device("cpu"),
             context=lambda precision=precision: autocast(precision, torch.device("cpu")),
             record=lambda places, given, losses=losses: losses.extend(given.tolist()),

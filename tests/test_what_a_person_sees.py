@@ -165,11 +165,11 @@ def test_the_peak_is_known_by_the_device_or_left_out() -> None:
     assert Work(1e9, None).utilisation(1000.0) is None
 
 
-def fail_with(patch: pytest.MonkeyPatch, error: Exception) -> None:
-    def step(self: Run) -> None:
+def fail_with(patch: pytest.MonkeyPatch, error: Exception, *, method: str = "step") -> None:
+    def failing(*arguments: Any, **more: Any) -> None:
         raise error
 
-    patch.setattr(Run, "step", step)
+    patch.setattr(Run, method, failing)
 
 
 def test_out_of_memory_says_what_to_lower(
@@ -196,6 +196,10 @@ def test_on_a_cpu_and_in_the_compiler_too(text: Path, tmp_path: Path, monkeypatc
     fail_with(monkeypatch, RuntimeError(allocator))
     with pytest.raises(XltrainError, match=r"can't allocate memory: 12\. To need less: lower training\.batch_size"):
         pretrain(config_of(text, tmp_path / "a", steps=2))
+    with monkeypatch.context() as patch:  # a memory may be too large to begin with
+        fail_with(patch, RuntimeError(allocator), method="build")
+        with pytest.raises(XltrainError, match=r"segments\.mem_len \(now 24\)"):
+            pretrain(config_of(text, tmp_path / "d", steps=2))
     fail_with(monkeypatch, torch._dynamo.exc.InternalTorchDynamoError("no compiler here"))
     with pytest.raises(XltrainError, match=r"training\.compile: torch's compiler failed \(no compiler here\)"):
         pretrain(config_of(text, tmp_path / "b", steps=2))

@@ -1,8 +1,9 @@
 """``run.init_from``: what a configuration takes over from the checkpoint whose weights it starts from.
 
-A model's weights fix its shapes and its vocabulary, so the ``model`` section, the tokenizer and the kind of objective
-come from the checkpoint's own configuration. Keys may be given again; where they would make another model, they are
-refused, all at once.
+A model's weights fix its shapes and its vocabulary, so the ``model`` section and the tokenizer come from the
+checkpoint's own configuration. Keys may be given again; where they would make another model, they are refused, all at
+once. The objective comes from there too, unless another one is given: the weights serve all of them, but for the one
+vector that begins the query stream of a permutation model.
 """
 
 from pathlib import Path
@@ -68,15 +69,7 @@ def take_over(data: dict[str, Any], origin: Config, folder: Path) -> list[Proble
     data["tokenizer"] = tokenizer
     data["model"] = _laid_over(origin.model.model_dump(mode="json"), data.get("model") or {})
     objective = dict(data.get("objective") or {})
-    name = objective.setdefault("name", origin.objective.name)
-    if (name == "permutation") != (origin.objective.name == "permutation"):
-        problems.append(
-            (
-                "objective.name",
-                f"{_differs(name, origin.objective.name, folder)}; only a permutation model "
-                "has the weights of a query stream",
-            )
-        )
+    objective.setdefault("name", origin.objective.name)
     data["objective"] = objective
     return problems
 

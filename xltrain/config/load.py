@@ -136,7 +136,9 @@ def _init_from(data: dict[str, Any]) -> tuple[tuple[Config, Path] | None, list[P
     path = Path(given).expanduser()
     folder = init_from.checkpoint_folder(path)
     if folder is None or not (folder / "config.yaml").is_file():
-        return None, [(init_from.KEY, f"{given} is no run and no checkpoint (working directory {Path.cwd()})")]
+        return None, [
+            (init_from.KEY, f"{given} is no run and no checkpoint{_way_in(path)} (working directory {Path.cwd()})")
+        ]
     problems: list[Problem] = []
     output = Path(str(run.get("output_dir") or RunConfig(name=str(run.get("name") or "run")).folder)).expanduser()
     if output.resolve() == path.resolve() or output.resolve() / "checkpoints" in path.resolve().parents:
@@ -144,6 +146,13 @@ def _init_from(data: dict[str, Any]) -> tuple[tuple[Config, Path] | None, list[P
     origin = load_config(folder / "config.yaml", resolved=True)
     run["init_from"] = str(folder)  # the weights are those of the same checkpoint, whatever the run does meanwhile
     return (origin, folder), problems + init_from.take_over(data, origin, folder)
+
+
+def _way_in(path: Path) -> str:
+    """What to do with what is there all the same."""
+    return (
+        "; if it is an export or another program's, xltrain import-checkpoint makes one of it" if path.exists() else ""
+    )
 
 
 def validate(data: dict[str, Any]) -> tuple[Config | None, list[Problem]]:

@@ -33,7 +33,8 @@ class RunConfig(Section):
     """Seed of everything that is drawn at random: initialisation, dropout, targets, orders, document shuffling."""
     init_from: str | None = None
     """A run, a checkpoint or the result of `import-checkpoint` whose weights to start from, at step 0. The model
-    section, the tokenizer and the objective's name come from there; keys that are given must agree with it."""
+    section and the tokenizer come from there, and keys of them that are given must agree with it; the objective's name
+    comes from there if none is given."""
 
     @property
     def folder(self) -> str:

@@ -88,7 +88,6 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
                 text,
                 protocol,
                 new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-                seed=config.run.seed,
                 device=place.device,
                 context=lambda: autocast(config.training.precision, place.device),
                 draw=draw,

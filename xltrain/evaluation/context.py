@@ -213,7 +213,6 @@ def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: i
                 next_token=not query,
             ),
             new_memory=lambda rows: loaded.model.empty_cache(rows=rows, mem_len=mem_len),
-            seed=0,
             device=device,
             context=lambda: autocast(config.training.precision, device),
             record=recorder,

@@ -30,6 +30,8 @@ from xltrain.objectives.plan import IGNORE, Objective, Plan
 EVALUATION_STEP = 2**40
 """The ``step`` of draws made in evaluation: none that training reaches, and always the same."""
 
+SEED = 1
+"""Of these draws. It is not ``run.seed``, so that runs of several seeds are asked for the same targets."""
 
 BLOCKS = 100
 """Runs of text, at most, that the standard error of a loss is computed from."""
@@ -125,7 +127,6 @@ def evaluate(
     protocol: Protocol,
     *,
     new_memory: Callable[[int], Cache],
-    seed: int,
     device: torch.device,
     context: Callable[[], Any],
     unigram: np.ndarray | None = None,
@@ -136,9 +137,10 @@ def evaluate(
 ) -> Result:
     """Score a text with dropout off. Sums are kept in float64.
 
+    Where the objective samples targets and orders, they depend on the place in the text and on ``draw`` alone.
+
     Args:
         new_memory: an empty cache for so many rows.
-        seed: of targets and orders where the objective samples them; they depend on it and on the place in the text.
         context: in which forwards run (autocast).
         unigram: (V,) counts of the training text, for ``unigram_nll``.
         should_stop: asked between segments.
@@ -165,7 +167,7 @@ def evaluate(
             starts, read = _starts(split, protocol, segment, number), _num_scored(segment, scored)
             segment, scored = segment.to(device), scored.to(device)
             rows = segment.tokens.shape[0]
-            plan = objective.plan(segment, _drawn(protocol, number, starts, seed=seed, draw=draw, device=device))
+            plan = objective.plan(segment, _drawn(protocol, number, starts, draw=draw, device=device))
             if protocol.mode == "sliding" and int(starts[0]) > 0:  # no window but the first scores its beginning
                 plan = _last_places(plan, protocol.stride)
             wanted = _scored_targets(plan, scored)  # (B, P)
@@ -197,22 +199,22 @@ def evaluate(
 
 
 def has_targets(
-    model: nn.Module, objective: Objective, split: Split, protocol: Protocol, *, seed: int, device: torch.device
+    model: nn.Module, objective: Objective, split: Split, protocol: Protocol, *, device: torch.device
 ) -> bool:
     """Whether ``evaluate`` would find anything to score; it looks no further than the first target."""
     for segment, number, scored in _passes(model, split, protocol):
         starts = _starts(split, protocol, segment, number)
-        drawn = _drawn(protocol, number, starts, seed=seed, draw=0, device=device)
+        drawn = _drawn(protocol, number, starts, draw=0, device=device)
         wanted = _scored_targets(objective.plan(segment.to(device), drawn), scored.to(device))  # (B, P)
         if (wanted != IGNORE).any():
             return True
     return False
 
 
-def _drawn(protocol: Protocol, number: Tensor, starts: Tensor, *, seed: int, draw: int, device: torch.device) -> Draw:
+def _drawn(protocol: Protocol, number: Tensor, starts: Tensor, *, draw: int, device: torch.device) -> Draw:
     """What is drawn for a segment, by its number or, in a document, where all have the same, its place in the text."""
     rows = starts if protocol.mode == "document" else number  # (B,)
-    return Draw(seed=seed, step=EVALUATION_STEP + draw, rows=rows.to(device))
+    return Draw(seed=SEED, step=EVALUATION_STEP + draw, rows=rows.to(device))
 
 
 def _passes(model: nn.Module, split: Split, protocol: Protocol) -> Iterator[tuple[Segment, Tensor, Tensor]]:

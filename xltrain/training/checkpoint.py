@@ -10,7 +10,7 @@ mark, so a save that was cut short or damaged later is found out, named, and pas
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,20 @@ class Checkpoint:
         self.restore(model)
         return model
 
-    def restore(self, model: nn.Module) -> None:
-        """Give a model, or the shares of it that this process has, its trained weights."""
+    def restore(self, model: nn.Module, *, optional: Collection[str] = ()) -> None:
+        """Give a model, or the shares of it that this process has, its trained weights.
+
+        ``optional``: names of weights that either may lack; the model then keeps its own.
+
+        Raises:
+            UsageError: naming every other weight that is missing, unexpected or of another shape.
+        """
         wanted = weights(model)
         found = {name: shape for name, (shape, _) in shapes(self.folder, "model").items()}
+        for name in optional:
+            if (name in wanted) != (name in found):
+                wanted.pop(name, None)
+                found.pop(name, None)
         _require_fit(found, wanted, source=self.folder)
         fill(self.folder, "model", wanted)
 

@@ -46,6 +46,7 @@ def _no_room(config: Config, said: str) -> str:
         ways.append(f"lower evaluation.batch_size (now {config.evaluation.batch_size})")
     if training.precision == "fp32":
         ways.append("set training.precision to bf16")
-    if not ways:
-        ways.append("choose a smaller model, segments.seq_len or segments.mem_len, in a new run")
+    segments = config.segments
+    lengths = f"segments.seq_len (now {segments.seq_len:,}), segments.mem_len (now {segments.mem_len:,})"
+    ways.append(f"or choose a smaller {lengths} or model, in a new run")
     return f"{said}. To need less: {'; '.join(ways)}. If there is a checkpoint, --resume continues from it"

@@ -28,6 +28,9 @@ from xltrain.training.schedule import configured_lr
 from xltrain.training.step import StepStats, train_step
 from xltrain.training.update import Updater
 
+OF_AN_OBJECTIVE = ("mask_embedding",)
+"""Weights that some objectives' models have and others' have not."""
+
 
 @dataclass
 class Run:
@@ -78,7 +81,7 @@ class Run:
         tokenizer = store.tokenizer()
         model = build_model(config, vocab_size=tokenizer.vocab_size, device=device)
         if origin is not None:
-            origin.restore(model)
+            origin.restore(model, optional=OF_AN_OBJECTIVE)
         if config.training.compile:
             for part in compiled_parts(model, sharded=sharded(config, place)):
                 part.compile(dynamic=False)  # in place, so the names of weights stay; all shapes of a run are fixed

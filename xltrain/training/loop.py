@@ -29,13 +29,16 @@ from xltrain.training.guard import PATIENCE, Skips
 from xltrain.training.live import Run
 from xltrain.training.optimizer import set_lr
 from xltrain.training.parallel import put_away
-from xltrain.training.report import Reporter, start_lines
+from xltrain.training.report import Reporter, origin_lines, start_lines
 from xltrain.training.run import alone, open_run, start_files
 from xltrain.training.saving import Saver
 from xltrain.training.signals import Stop, stop_signals
 
 PLATEAU_NATS = 0.1
 """A validation loss this close to the unigram entropy means that the model ignores its context."""
+
+FALLING_NATS = 0.05
+"""Unless it has just fallen by this much: then the model is on its way."""
 
 
 def pretrain(config: Config, *, resume: bool = False, overwrite: bool = False, peers: Peers | None = None) -> Path:
@@ -59,7 +62,8 @@ def _pretrain(config: Config, peers: Peers, start: "Start") -> Path:
     torch.backends.cuda.matmul.allow_tf32 = config.training.tf32
     place = join(peers, config.training.device)
     try:
-        run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
+        with explained(config):
+            run = Run.build(config, place, start.store, start.checkpoint, dealt=start.deal, origin=start.origin)
         if start.checkpoint is not None:
             _forget_best(run, start.checkpoint.config())
         if run.progress.step > config.training.max_steps:
@@ -164,6 +168,7 @@ def _introduce(run: Run, start: Start, work: Work) -> None:
         dealt=run.deal,
         parameters=count_parameters(run.model),
         document_tokens=text["tokens"] / text["documents"],
+        tokens=text["tokens"],
         work=work,
         notes=run.stream.notes(),
     ):
@@ -174,7 +179,8 @@ def _introduce(run: Run, start: Start, work: Work) -> None:
     if start.checkpoint is not None:
         console.say(f"resuming at step {run.progress.step:,} from {start.checkpoint.folder}")
     if start.origin is not None:
-        console.say(f"starting from the weights of {start.origin.folder}; its model section and tokenizer are used")
+        for line in origin_lines(run.config, start.origin):
+            console.say(line)
 
 
 def _train(run: Run, folder: Path, work: Work) -> None:
@@ -273,7 +279,6 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
                 split,
                 protocol,
                 new_memory=lambda rows: run.model.empty_cache(rows=rows, mem_len=protocol.mem_len),
-                seed=config.run.seed,
                 device=place.device,
                 context=lambda: autocast(config.training.precision, place.device),
                 unigram=unigram,
@@ -317,9 +322,7 @@ def _require_targets(run: Run) -> None:
         UsageError
     """
     config, split, device = run.config, run.validation, run.place.device
-    if split is None or has_targets(
-        run.model, run.objective, split, _protocol(config), seed=config.run.seed, device=device
-    ):
+    if split is None or has_targets(run.model, run.objective, split, _protocol(config), device=device):
         return
     cut = f", cut to evaluation.max_tokens {config.evaluation.max_tokens:,}," if config.evaluation.max_tokens else ""
     raise UsageError(
@@ -344,7 +347,9 @@ def _look_for_plateau(run: Run, result: Result, *, training_entropy: float) -> N
     share = 1.0 - AS_IT_IS if run.config.objective.name == "masked" else 1.0
     learning = last is not None and last < share * training_entropy - PLATEAU_NATS
     low, high = share * result.unigram_loss - PLATEAU_NATS, result.unigram_loss + PLATEAU_NATS
-    stuck = past_warmup and not learning and low < result.loss < high
+    best = run.progress.best_loss
+    falling = best is not None and result.loss < best - FALLING_NATS
+    stuck = past_warmup and not learning and not falling and low < result.loss < high
     run.progress = replace(run.progress, stuck=run.progress.stuck + 1 if stuck else 0)
     if run.progress.stuck >= 2:
         console.warn(

@@ -9,6 +9,7 @@ from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.distributed import Place
 from xltrain.model.backends import choose_backend
+from xltrain.training.checkpoint import Checkpoint
 from xltrain.training.curves import plot_run
 from xltrain.training.dealing import Counts, Deal
 from xltrain.training.flops import Work
@@ -46,18 +47,43 @@ def start_lines(
     dealt: Deal,
     parameters: int,
     document_tokens: float,
+    tokens: int,
     work: Work,
     notes: list[str],
 ) -> list[str]:
-    """The header of a run; ``document_tokens`` (of a document, on average) and ``notes`` are on its text."""
+    """The header of a run; ``document_tokens`` (of each, on average), ``tokens`` and ``notes`` are on its text."""
     backend = choose_backend(config.model.attention_backend, place.device)
     return [
         f"device              {place.device}, precision {_precision(config, place)}, attention {backend}",
         *shape_lines(config, dealt, parameters=parameters, document_tokens=document_tokens),
+        *_idle_memory_lines(config, dealt, tokens),
         f"work                {work}",
         *_short_lines(config),
         f"files               {config.run.folder}",
         *notes,
+    ]
+
+
+def origin_lines(config: Config, origin: Checkpoint) -> list[str]:
+    """What a run takes from the checkpoint that it starts from."""
+    found = [f"starting from the weights of {origin.folder}; its model section and tokenizer are used"]
+    before, now = origin.config().objective.name, config.objective.name
+    if before != now:
+        changed = {"permutation": "; the query stream's own vector is left out"}.get(before, "")
+        changed = "; the query stream's own vector starts at random" if now == "permutation" else changed
+        found.append(f"these weights were trained with the {before} objective, and go on with {now}{changed}")
+    return found
+
+
+def _idle_memory_lines(config: Config, dealt: Deal, tokens: int) -> list[str]:
+    """A memory that is longer than what a row reads of the text before it begins anew, with empty memory."""
+    segments = config.segments
+    row = tokens * (1 + segments.bidirectional) // dealt.total
+    if segments.layout != "stream" or config.two_columns or segments.mem_len <= row:
+        return []
+    return [
+        f"memory              of mem_len {segments.mem_len:,} no more than {row:,} positions are ever used: "
+        "so many tokens a row reads before the text, and its memory, begin anew"
     ]
 
 
