@@ -4,23 +4,28 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+from xltrain import console
 from xltrain.errors import UsageError
-from xltrain.pictures import check_picture, new_figure
+from xltrain.pictures import check_picture, line_look, mark_look, new_figure
+from xltrain.training.comparable import compare
 from xltrain.training.metrics import read_metrics
 
-# Okabe and Ito 2008: apart for every kind of colour vision; without their yellow, which is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-STYLES = ("-", "--", ":")  # a further round of colours has another style
+WIDTH, HEIGHT = 13.0, 7.0  # inches of the panels; a legend below them comes on top of that
+CELL = (4.2, 3.2)  # inches; the largest legend that stands beside the panels, in the place of a sixth one
+LINE_WIDTH = 1.6
+NAME_WIDTH = 60  # characters; a longer name goes on in a further line of the legend
 SMOOTH_FROM = 80  # points; from so many on a line is drawn through their running means
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's name and its two kinds of lines, oldest first."""
+    """A run's name, how it differs from the others in what it predicts, and its two kinds of lines, oldest first."""
 
     name: str
+    apart: str
     training: list[dict[str, Any]]
     validation: list[dict[str, Any]]
 
@@ -33,13 +38,17 @@ def plot_run(run: Path) -> Path:
 
 
 def plot(runs: Sequence[Path], output: Path) -> None:
-    """Draw runs on shared axes into a PNG file.
+    """Draw runs on shared axes into a PNG file; where their losses cannot be compared, the legend and a warning say it.
 
     Raises:
         UsageError: where a run has no metrics, or the file cannot be one.
     """
     check_picture(output, "--output")
-    _draw([_read(run, name) for run, name in zip(runs, _names(runs), strict=True)], output)
+    apart, warnings = compare(runs)
+    figure = draw([read(run, *named) for run, *named in zip(runs, _names(runs), apart, strict=True)])
+    figure.savefig(output, dpi=120)
+    for warning in warnings:
+        console.warn(warning)
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -52,7 +61,12 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return names
 
 
-def _read(run: Path, name: str) -> Curves:
+def read(run: Path, name: str, apart: str = "") -> Curves:
+    """A run's lines.
+
+    Raises:
+        UsageError: where it has none.
+    """
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise UsageError(f"{run}: no run with a metrics.jsonl is here; give the folder of a run (run.output_dir)")
@@ -60,7 +74,7 @@ def _read(run: Path, name: str) -> Curves:
     training = [line for line in lines if "lr" in line]
     if not training:
         raise UsageError(f"{path}: nothing is logged yet; the first line comes after logging.every steps")
-    return Curves(name, training, [line for line in lines if "validation_loss" in line])
+    return Curves(name, apart, training, [line for line in lines if "validation_loss" in line])
 
 
 @dataclass(frozen=True)
@@ -93,33 +107,49 @@ PANELS = (
 )
 
 
-def _draw(runs: Sequence[Curves], output: Path) -> None:
-    figure = new_figure(13, 7)
-    grid = figure.subplots(2, 3)
-    for axes, panel in zip(grid.flat, PANELS, strict=False):
+def draw(runs: Sequence[Curves]) -> Any:
+    """A figure of five panels, as high for many runs as for one: a legend too large for a sixth's place goes below."""
+    figure = new_figure(WIDTH, HEIGHT)
+    legend = _legend(figure, runs, fontsize=9, ncols=1)
+    width, height = _inches(figure, legend)
+    if width <= CELL[0] and height <= CELL[1]:
+        grid = figure.subplots(2, 3)
+        panels = list(grid.flat)
+        panels.pop().axis("off")
+        # Bound to the corner of the sixth panel, once the layout has given it a place.
+        legend.set_bbox_to_anchor((0, 1), transform=grid[1, 2].transAxes)
+    else:
+        legend.remove()
+        gap = legend.columnspacing * 9 / 72
+        legend = _legend(figure, runs, fontsize=9, ncols=max(1, int((WIDTH - 0.2 + gap) / (width + gap))))
+        below = _inches(figure, legend)[1] + 0.2
+        figure.set_size_inches(WIDTH, HEIGHT + below)
+        share = below / (HEIGHT + below)
+        figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))
+        legend.set_bbox_to_anchor((0.1 / WIDTH, share), transform=figure.transFigure)
+        cells = figure.add_gridspec(2, 6)
+        places = [cells[0, :3], cells[0, 3:], cells[1, :2], cells[1, 2:4], cells[1, 4:]]
+        panels = [figure.add_subplot(place) for place in places]
+    for axes, panel in zip(panels, PANELS, strict=True):
         for number, run in enumerate(runs):
-            style = {
-                "color": COLOURS[number % len(COLOURS)],
-                "linestyle": STYLES[number // len(COLOURS) % len(STYLES)],
-            }
-            _line(axes, [(line["step"], panel.value(line)) for line in run.training], style, smooth=panel.smooth)
+            _line(axes, [(line["step"], panel.value(line)) for line in run.training], number, smooth=panel.smooth)
             if panel.validation:
                 points = [(line["step"], line[panel.validation]) for line in run.validation]
                 points = [(step, value) for step, value in points if value is not None]
-                axes.plot(*_columns(points), "o", markersize=4, **{**style, "linestyle": "none"})
+                axes.plot(*_columns(points), markersize=4, **mark_look(number))
         _finish(axes, panel)
-    _legend(grid.flat[-1], runs)
-    figure.savefig(output, dpi=120)
+    return figure
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _line(axes: Any, points: list[tuple[float, float | None]], style: dict[str, Any], *, smooth: bool) -> None:
+def _line(axes: Any, points: list[tuple[float, float | None]], number: int, *, smooth: bool) -> None:
+    style = line_look(number)
     known = [(step, value) for step, value in points if value is not None]
     if len(known) < SMOOTH_FROM or not smooth:
-        axes.plot(*_columns(known), linewidth=1.6, **style)
+        axes.plot(*_columns(known), linewidth=LINE_WIDTH, **style)
         return
     axes.plot(*_columns(known), linewidth=0.6, alpha=0.35, **style)
     half = len(known) // SMOOTH_FROM
@@ -127,7 +157,7 @@ def _line(axes: Any, points: list[tuple[float, float | None]], style: dict[str, 
     for place, (step, _) in enumerate(known):
         window = known[max(0, place - half) : place + half + 1]
         means.append((step, sum(value for _, value in window) / len(window)))
-    axes.plot(*_columns(means), linewidth=1.6, **style)
+    axes.plot(*_columns(means), linewidth=LINE_WIDTH, **style)
 
 
 def _finish(axes: Any, panel: _Panel) -> None:
@@ -145,12 +175,35 @@ def _finish(axes: Any, panel: _Panel) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
 
 
-def _legend(axes: Any, runs: Sequence[Curves]) -> None:
-    axes.axis("off")
+def _legend(figure: Any, runs: Sequence[Curves], *, fontsize: int, ncols: int) -> Any:
+    """A name for every run, with its line and mark; takes no room from the panels."""
+    from matplotlib.lines import Line2D
+
+    handles = []
     for number, run in enumerate(runs):
         last = run.validation[-1]["validation_loss"] if run.validation else None
-        label = run.name + (f"\nlast validation loss {last:.4f}" if last is not None else "")
-        style = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
-        axes.plot([], [], linewidth=1.6, label=label, **style)
-    axes.plot([], [], "o", color="grey", markersize=4, label="validation")
-    axes.legend(loc="upper left", frameon=False, fontsize=9 if len(runs) < 8 else 7, borderaxespad=0)
+        label = fill(run.name, NAME_WIDTH) + (f"\n({fill(run.apart, NAME_WIDTH)})" if run.apart else "")
+        label += f"\nlast validation loss {last:.4f}" if last is not None else ""
+        mark = mark_look(number)["marker"] if run.validation else ""
+        handles.append(
+            Line2D([], [], linewidth=LINE_WIDTH, marker=mark, markersize=4, label=label, **line_look(number))
+        )
+    if any(run.validation for run in runs):
+        handles.append(Line2D([], [], color="grey", marker="o", linestyle="none", markersize=4, label="validation"))
+    legend = figure.legend(
+        handles=handles,
+        loc="upper left",
+        frameon=False,
+        fontsize=fontsize,
+        ncols=ncols,
+        borderaxespad=0,
+        handlelength=4.5,
+    )
+    legend.set_in_layout(False)
+    return legend
+
+
+def _inches(figure: Any, legend: Any) -> tuple[float, float]:
+    """Width and height of a legend."""
+    extent = legend.get_window_extent(figure.canvas.get_renderer())
+    return extent.width / figure.dpi, extent.height / figure.dpi
