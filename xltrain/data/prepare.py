@@ -78,7 +78,7 @@ def prepare(config: Config, *, standard_input: BinaryIO | None = None, continues
         raise UsageError(
             f"{config.run.folder}: this run was trained on another corpus or tokenizer (fingerprint {continues}, now "
             f"{found.marks['training_fingerprint']}); restore what corpus.train and the tokenizer section name, or "
-            "choose another run.output_dir"
+            f"start a new run from its weights: another run.output_dir, and run.init_from {config.run.folder}"
         )
     if (store := _existing(found)) is not None:
         return store

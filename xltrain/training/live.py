@@ -11,7 +11,6 @@ from xltrain.data.store import Split, Store
 from xltrain.data.streams import Segment, Stream
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.distributed import Place
-from xltrain.errors import UsageError
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.draws import Draw
@@ -105,12 +104,6 @@ class Run:
         progress = Progress(fingerprint=store.training_fingerprint)
         if checkpoint is not None:
             progress = checkpoint.progress()
-            if progress.fingerprint != store.training_fingerprint:
-                raise UsageError(
-                    f"{checkpoint.folder}: this run was trained on another corpus or tokenizer (fingerprint "
-                    f"{progress.fingerprint}, now {store.training_fingerprint}); restore it, or choose another "
-                    "run.output_dir"
-                )
             memory = checkpoint.memory(device, first_row=place.rank * dealt.rows, rows=dealt.rows)
             checkpoint.restore(model)
             restore_state(updater.optimizer, model, checkpoint)

@@ -202,7 +202,7 @@ def _compare(config: Config, saved: Config, *, source: Path) -> None:
     if refused:
         raise UsageError(
             f"{source}: this run cannot be continued with another configuration: {'; '.join(refused)}; "
-            "change it back, or choose another run.output_dir"
+            "change it back, or start a new run: another run.output_dir, and run.init_from for these weights"
         )
 
 
