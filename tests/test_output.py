@@ -155,6 +155,22 @@ def test_without_standard_output_a_command_works_for_nobody(finished: tuple[Path
     assert run_into(None, "inspect", finished[0] / "run", errors_too=True).status == 0
 
 
+def test_without_standard_input_there_is_nothing_to_read(finished: tuple[Path, Outcome], monkeypatch: Any):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run_into(io.TextIOWrapper(io.BytesIO()), "prepare", finished[0] / "c.yaml").status == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    assert bytes_of("utf-8", "score", finished[0] / "run") == (b"", "")
+
+
+def test_who_is_to_type_is_told(finished: tuple[Path, Outcome], monkeypatch: Any):
+    typed = io.TextIOWrapper(io.BytesIO(b"Bada kile.\n"))
+    monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", typed)
+    found, said = bytes_of("utf-8", "score", finished[0] / "run")
+    assert json.loads(found)["line"] == 1
+    assert "reading what is typed here; Ctrl-D at the beginning of a line ends it" in said.splitlines()
+
+
 def test_all_results_go_through_one_place():
     """So that the rule above holds for every command."""
     for path in [PACKAGE / "cli.py", *sorted((PACKAGE / "commands").glob("*.py"))]:

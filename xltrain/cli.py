@@ -151,7 +151,7 @@ class _Signalled(BaseException):
 def main() -> None:
     """Run the command line; every failure becomes one message and its exit status."""
     _require_utf8()
-    console.open_output()
+    console.open_streams()
     try:
         _run()
     except OutputClosed as closed:  # there is nobody to be told

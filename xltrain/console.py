@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, Literal, TextIO, TypeVar
 
 from xltrain.errors import OutputClosed, XltrainError
 
@@ -44,10 +44,14 @@ def speak_as(rank: int) -> None:
     _rank = rank
 
 
-def open_output() -> None:
-    """Let standard output take every text, whatever its encoding; what was asked for by name is left as it is."""
+def open_streams() -> None:
+    """Let standard output take every text, whatever its encoding; what was asked for by name is left as it is.
+
+    Streams that a command was started without (``<&-``) are nowhere: empty to read, and silent.
+    """
     codecs.register_error(_ESCAPING, _escape)
-    sys.stdout = sys.stdout or _nowhere()  # a command may be started without them (`>&-`)
+    sys.stdin = sys.stdin or _nowhere("r")
+    sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     stream = sys.stdout
     replaceable = ("strict",) if _is_utf8(stream) else ("strict", "surrogateescape")
@@ -55,8 +59,15 @@ def open_output() -> None:
         stream.reconfigure(errors=_ESCAPING)
 
 
-def _nowhere() -> TextIO:
-    return Path(os.devnull).open("w", encoding="utf-8")
+def _nowhere(mode: Literal["r", "w"] = "w") -> TextIO:
+    return Path(os.devnull).open(mode, encoding="utf-8")
+
+
+def standard_input() -> BinaryIO:
+    """Where to read what is piped in; of a terminal, which would just wait, it is said."""
+    if sys.stdin.isatty():
+        say("reading what is typed here; Ctrl-D at the beginning of a line ends it")
+    return sys.stdin.buffer
 
 
 _told = False

@@ -1,7 +1,6 @@
 """`score` and `generate`."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -149,7 +148,7 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
     if lines and file is None and prompt != "-":
         raise UsageError("--lines needs prompts from a file (--file) or from standard input (-)")
     try:
-        raw = file.read_bytes() if file is not None else sys.stdin.buffer.read() if prompt == "-" else None
+        raw = file.read_bytes() if file is not None else console.standard_input().read() if prompt == "-" else None
         text = (prompt or "") if raw is None else raw.decode("utf-8-sig").removesuffix("\n")
         text.encode("utf-8")
     except OSError as error:

@@ -1,7 +1,6 @@
 """``score``: lines in, one JSON object per line out, in the same order."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def _is_piped(file: str) -> bool:
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
     if file == STDIN:
-        yield sys.stdin.buffer
+        yield console.standard_input()
         return
     with ExitStack() as stack:
         try:
