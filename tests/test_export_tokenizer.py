@@ -267,6 +267,7 @@ def test_a_model_without_some_of_the_special_pieces(tmp_path: Path):
     tokenizer = foreign(add_dummy_prefix=False, remove_extra_whitespaces=False, character_coverage=1.0)
     exported = loaded(tokenizer, tmp_path)
     assert special_ids(tokenizer) == {"<unk>": 0, "<s>": 1, "</s>": 2}
+    assert exported(["one", "one two"], padding=True, add_special_tokens=False)["input_ids"][0][0] == 2
     lines = [*sources()[:500], *SPACES[2:5]]
     assert ids(exported, lines) == tokenizer.encode(lines)
     assert exported("one")["input_ids"] == tokenizer.encode(["one"])[0]

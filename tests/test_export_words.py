@@ -1,11 +1,14 @@
 """A word vocabulary exported: transformers cuts text as training did."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from commands import Outcome
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from xltrain.data.words import WordTokenizer, train_words
 from xltrain.interop.tokenizer import tokenizer_files
@@ -55,3 +58,43 @@ def test_without_unk_an_unknown_word_is_refused_there_too(tmp_path: Path):
     theirs = exported(ours, tmp_path)
     with pytest.raises(Exception, match=r"unk|UNK"):
         theirs("zebra")
+
+
+@pytest.mark.parametrize(("eos", "min_count", "padding"), [(True, 1, "<eos>"), (False, 2, "<unk>"), (False, 1, None)])
+def test_shorter_texts_of_a_batch_are_padded_on_the_left(
+    tmp_path: Path, eos: bool, min_count: int, padding: str | None
+):
+    """With a symbol that is in the vocabulary already: the model has a row for each of its words and no more."""
+    lines = ["a b\n", "a b c\n"]
+    ours = train_words(lines, vocab_size=None, eos=eos, lower=False, min_count=min_count)
+    theirs = exported(ours, tmp_path)
+    assert (theirs.pad_token, len(theirs)) == (padding, ours.vocab_size)
+    if padding is None:
+        return
+    batch = theirs(["a", "a b a"], padding=True)
+    (fill,) = ours.encode([""]) if padding == "<eos>" else ours.encode(["c"])
+    assert batch["input_ids"][0] == [*fill, *fill, *theirs("a")["input_ids"]]
+    assert batch["attention_mask"] == [[0, 0, 1], [1, 1, 1]]
+
+
+def test_a_padded_batch_is_continued_as_each_of_its_texts_alone(
+    train: Callable[..., Path], cli: Callable[..., Outcome], tmp_path: Path
+):
+    run = train(
+        objective={"name": "causal"}, tokenizer={"kind": "word", "vocab_size": 100}, model={"init": {"std": 1.0}}
+    )
+    done = cli("export-checkpoint", run, tmp_path / "out", "--format", "remote-code")
+    assert done.status == 0, done.err
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    known = [word for word in tokenizer.get_vocab() if word.isalpha()]
+    texts = [" ".join(known[:3]), " ".join(known[3:10])]
+    options = {"max_new_tokens": 8, "do_sample": False}
+
+    def continued(texts: list[str]) -> list[list[int]]:
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        return model.generate(**batch, **options)[:, batch["input_ids"].shape[1] :].tolist()
+
+    alone = [continued([text])[0] for text in texts]
+    assert continued(texts) == alone
+    assert alone[0] != alone[1]

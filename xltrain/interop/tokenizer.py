@@ -30,6 +30,9 @@ ROLES = {
 }
 """transformers' name for each special piece; ``<eod>`` is one without a role."""
 
+PADDING = ("<pad>", "<eod>", "</s>", "<eos>", "<unk>", "<UNK>")
+"""What fills up the shorter texts of a batch, the first that a vocabulary has: nothing ever sees it."""
+
 WORD_ROLES = {"unk_token": ("<unk>", "<UNK>"), "eos_token": ("<eos>",)}
 """The same for word vocabularies, which have no others."""
 
@@ -102,10 +105,12 @@ def tokenizer_files(tokenizer: Tokenizer, *, ends_text: bool = True) -> dict[str
 
 
 def _settings(specials: Mapping[str, int]) -> dict[str, Any]:
+    padding = [piece for piece in PADDING if piece in specials]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{role: piece for role, piece in ROLES.items() if piece in specials},
         **{role: piece for role, pieces in WORD_ROLES.items() for piece in pieces if piece in specials},
+        **({"pad_token": padding[0]} if padding else {}),
         "additional_special_tokens": ["<eod>"] if "<eod>" in specials else [],
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
