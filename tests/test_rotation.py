@@ -120,6 +120,21 @@ def test_it_does_not_try_for_ever(run: Path, cli: Cli, monkeypatch: pytest.Monke
     )
 
 
+def test_a_mistake_is_told_at_once_though_an_older_one_is_removed_meanwhile(
+    run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    original = Checkpoint.config
+
+    def removed(self: Checkpoint) -> Any:
+        shutil.rmtree(run / "checkpoints" / "step-2", ignore_errors=True)
+        return original(self)
+
+    monkeypatch.setattr(Checkpoint, "config", removed)
+    outcome = cli("eval-ppl", run, "--mode", "sliding", "--mem-len", 3)
+    assert outcome.sentence().startswith("--mem-len: sliding windows have no memory")
+    assert "was removed" not in outcome.err
+
+
 def test_what_fails_for_another_reason_is_not_tried_again(run: Path, cli: Cli):
     (run / "checkpoints" / "step-4" / "spiece.model").unlink()  # damaged before
     said = cli("eval-ppl", run, "--mode", "sliding", "--mem-len", 3).sentence()

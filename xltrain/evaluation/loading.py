@@ -69,22 +69,24 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
     return read_whole(source, read)
 
 
-def read_whole(source: Path, read: Callable[[Checkpoint], Read]) -> Read:
+def read_whole(source: Path, read: Callable[[Checkpoint], Read], *, count: int = 1) -> Read:
     """What ``read`` makes of a run's newest checkpoint, or of the one named; it reads all that is ever needed of it.
 
     A run that goes on removes its older checkpoints, perhaps the one that is being read. Then another one takes its
-    place, unless it was named itself.
+    place, unless it was named itself. ``count``: how many are read, with those before it.
 
     Raises:
         UsageError: if there is none that stays.
     """
     _refuse_near_misses(source)
     for _ in range(TRIES):
-        there = [folder for folder in _folders(source) if _is_whole(folder)]
+        there, found = [folder for folder in _folders(source) if _is_whole(folder)], None
         try:
-            return read(find_checkpoint(source))
+            found = find_checkpoint(source)
+            return read(found)
         except (OSError, XltrainError):
-            gone = [folder for folder in there if not _is_whole(folder)]
+            used = [folder for folder in there if found is None or Checkpoint(folder).step <= found.step][:count]
+            gone = [folder for folder in used if not _is_whole(folder)]
             if not gone:
                 raise
         removed = f"{gone[0]} was removed while it was read: its run goes on, and keeps the newest ones only"

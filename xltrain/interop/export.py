@@ -85,7 +85,7 @@ def export(
         )
         return Subject(config, vocabulary, model), averaged, card
 
-    subject, averaged, card = read_whole(source, read)
+    subject, averaged, card = read_whole(source, read, count=average)
     config = subject.config
     if format_name == "huggingface" and config.model.attention_dropout != config.model.dropout:
         console.warn(
