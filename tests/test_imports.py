@@ -135,6 +135,13 @@ def test_no_file_of_tests_imports_another_or_the_fixtures():
     assert {name: modules for name, modules in found.items() if modules} == {}
 
 
+def test_every_file_that_tests_share_is_in_the_table_of_contributing():
+    table = [line for line in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    shared = [path.name for path in (ROOT / "tests").glob("*.py") if not is_test(path.stem)]
+    assert len(shared) > 10
+    assert [name for name in shared if not any(f"`{name}`" in line for line in table)] == []
+
+
 def is_test(module: str) -> bool:
     return module.split(".")[0] in ("conftest", "tests") or module.startswith("test_")
 

@@ -56,8 +56,10 @@ def test_documents_score_every_successor_within_them_once(lengths: list[int], se
 def test_sliding_windows_score_every_successor_once(lengths: list[int], seq_len: int, rows: int, data: st.DataObject):
     split = corpora.split_of(lengths)
     stride = data.draw(st.integers(1, seq_len))
-    found = scored_pairs(sliding_windows(split, seq_len=seq_len, rows=rows, stride=stride))
-    assert found == pairs_within([(0, split.num_tokens)])
+    batches = list(sliding_windows(split, seq_len=seq_len, rows=rows, stride=stride))
+    assert scored_pairs(batches) == pairs_within([(0, split.num_tokens)])
+    windows = 1 + max(0, -(-(split.num_tokens - seq_len) // stride))
+    assert sum(len(segment.tokens) for segment, _, _ in batches) == windows, "none without a new target"
 
 
 def test_sliding_windows_give_every_target_but_the_first_the_longest_past_that_the_stride_allows():
@@ -73,6 +75,7 @@ def test_each_row_first_reads_the_segments_before_its_part(lengths: list[int], s
     split = corpora.split_of(lengths)
     count = -(-split.num_tokens // seq_len)
     turns = list(whole_text(split, seq_len=seq_len, rows=rows, warm_up=warm_up))
+    assert turns[-1][2].any(), "nothing is read after the last segment that counts"
     for row in range(turns[0][0].tokens.shape[0]):
         numbers = [int(number[row]) for _, number, _ in turns]
         scored = [int(number[row]) for _, number, wanted in turns if wanted[row]]
