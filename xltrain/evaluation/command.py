@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from xltrain.evaluation.loading import adapted, load, read_text
 from xltrain.evaluation.per_token import Recorder, check_file, write
 from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
 from xltrain.evaluation.reading import absolute
+from xltrain.evaluation.room import empty_cache, useful
 from xltrain.evaluation.warnings import warn_of
 from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.objectives.plan import Objective
 from xltrain.training.build import autocast, build_objective
+from xltrain.training.failures import fitting
 
 MODES = ("stream", "document", "sliding")
 NEXT_TOKEN = ("causal", "seq2seq")
@@ -63,8 +65,8 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         check_file(options.per_token)
     loaded = load(source, adapt=lambda trained: _checked(trained, options))
     config, tokenizer, model, place = loaded.config, loaded.tokenizer, loaded.model, loaded.place
-    protocol = _protocol(config, options)
     text = read_text(config, tokenizer, data=options.data, split=options.split)
+    protocol = _fitted(_protocol(config, options), config, options, text)
     if config.segments.layout == "pair":
         console.say(
             "this run was trained on pairs of texts (segments.layout); it is evaluated on the text as it follows"
@@ -80,14 +82,18 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
     else:
         objective = build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device)
     recorder = None if options.per_token is None else Recorder()
-    with console.counting(total=text.num_tokens * options.draws, unit="token", description="evaluating") as advanced:
+    lengths = f"--mem-len (now {protocol.mem_len:,}), --seq-len (now {protocol.seq_len:,})"
+    with (
+        fitting(f"lower {lengths} or --batch-size (now {protocol.batch_size:,})"),
+        console.counting(total=text.num_tokens * options.draws, unit="token", description="evaluating") as advanced,
+    ):
         results = [
             evaluate(
                 model,
                 objective,
                 text,
                 protocol,
-                new_memory=lambda rows: model.empty_cache(rows=rows, mem_len=protocol.mem_len),
+                new_memory=lambda rows: empty_cache(model, rows=rows, mem_len=protocol.mem_len),
                 device=place.device,
                 context=lambda: autocast(config.training.precision, place.device),
                 draw=draw,
@@ -126,6 +132,20 @@ def _protocol(config: Config, options: Options) -> Protocol:
         advance=None if options.left_to_right else segments.reuse_len or None,
         next_token=config.objective.name in NEXT_TOKEN,
     )
+
+
+def _fitted(protocol: Protocol, config: Config, options: Options, text: Split) -> Protocol:
+    """The protocol without what is longer than the text and would only cost time."""
+    document = int(text.lengths().max())
+    longest, where = (
+        (document, "the longest document") if protocol.mode == "document" else (text.num_tokens, "the text")
+    )
+    seen, where_seen = (longest, where) if config.segments.cross_documents else (document, "the longest document")
+    segments, mem_len = config.segments, protocol.mem_len
+    seq_len = useful("--seq-len", options.seq_len, usual=segments.seq_len, most=longest, where=where)
+    if mem_len and segments.initial_memory == "absent":  # zeros that are seen are never too many
+        mem_len = useful("--mem-len", options.mem_len, usual=segments.mem_len, most=seen, where=where_seen)
+    return replace(protocol, seq_len=seq_len, mem_len=mem_len, stride=min(protocol.stride, seq_len))
 
 
 def _checked(trained: Config, options: Options) -> Config:
@@ -183,7 +203,11 @@ def _said_of_protocol(config: Config, protocol: Protocol, model: LanguageModel, 
     stream = protocol.mode == "stream"
     rows = protocol.rows(text.num_tokens, num_layers=model.num_layers) if stream else protocol.batch_size
     warm_up = protocol.warm_up(num_layers=model.num_layers) if stream and rows > 1 else 0
-    window = protocol.mem_len if config.model.same_length else protocol.mem_len + protocol.seq_len
+    apart = protocol.mode in ("document", "pairs") or not config.segments.cross_documents
+    longest = int(text.lengths().max()) if apart else text.num_tokens
+    window = protocol.mem_len if config.model.same_length else protocol.mem_len + min(protocol.seq_len, longest)
+    if config.segments.initial_memory == "absent":
+        window = min(window, longest)
     return {
         "stride": protocol.stride if protocol.mode == "sliding" else None,
         "reuse_len": protocol.advance,

@@ -25,10 +25,12 @@ from xltrain.evaluation.per_token import Recorder
 from xltrain.evaluation.perplexity import BLOCK_TOKENS, BLOCKS, Protocol, evaluate, standard_error
 from xltrain.evaluation.reading import Reader, absolute, refuse_unordered
 from xltrain.evaluation.recl import SHARES, THRESHOLD, Search, find_lengths
+from xltrain.evaluation.room import empty_cache
 from xltrain.objectives.causal import Causal
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.pictures import check_picture
 from xltrain.training.build import autocast
+from xltrain.training.failures import fitting
 
 LONGEST = 1000
 """Tokens of context that are given at most, where nothing else is said: as in the paper's figures."""
@@ -37,6 +39,7 @@ MULTIPLES = (0, 0.25, 0.5, 1, 2, 4, 8)
 """Memory lengths of the curve when none are given, in multiples of the trained one."""
 
 
+@fitting("lower --batch-size, --mem-lens, --longest or --targets")
 def context(
     sources: Sequence[Path],
     *,
@@ -212,7 +215,7 @@ def losses_in_stream(loaded: Loaded, text: Split, *, mem_len: int, batch_size: i
                 batch_size=batch_size or config.evaluation.batch_size,
                 next_token=not query,
             ),
-            new_memory=lambda rows: loaded.model.empty_cache(rows=rows, mem_len=mem_len),
+            new_memory=lambda rows: empty_cache(loaded.model, rows=rows, mem_len=mem_len),
             device=device,
             context=lambda: autocast(config.training.precision, device),
             record=recorder,

@@ -6,7 +6,7 @@ What a sample becomes depends on its prompt, the seed and its number, not on wha
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from xltrain.data.tokenizer import SPECIALS, Tokenizer, find_piece, never_target
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
-from xltrain.evaluation.reading import Reader, refuse_unordered
+from xltrain.evaluation.reading import Reader, longest_reach, refuse_unordered
+from xltrain.evaluation.room import useful
 from xltrain.evaluation.sampling import Sampling
 from xltrain.evaluation.spelling import Speller
 from xltrain.evaluation.texts import Encoder, end_mark
+from xltrain.training.failures import fitting
 
 UNTIL = ("document", "line", "never")
 
@@ -154,6 +156,10 @@ def generate(
             raise UsageError(
                 f"prompt {number + 1} has no token, and nothing stands before it; give a prompt, or --start"
             )
+    if mem_len is not None and not loaded.model.zeros_at_first:
+        most, usual = max(map(len, ids)) + max_tokens, longest_reach(loaded.config)
+        mem_len = useful("--mem-len", mem_len, usual=usual, most=most, where="a prompt and its sample")
+        reader = replace(reader, mem_len=mem_len)
     samples = [
         Sample(
             number=number * num_samples + copy,
@@ -168,7 +174,9 @@ def generate(
     ]
     rows = batch_size or loaded.config.evaluation.batch_size
     begin = time.perf_counter()
-    with _progress(samples) as advanced:
+    kept = [] if reader.mem_len is None else [f"--mem-len (now {reader.mem_len:,})"]
+    together = [f"--batch-size (now {rows:,})"] if len(samples) > 1 else []
+    with fitting(f"lower {' or '.join([*kept, *together, '--max-tokens'])}"), _progress(samples) as advanced:
         for first in range(0, len(samples), rows):
             batch = samples[first : first + rows]
             _continue(

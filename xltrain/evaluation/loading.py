@@ -20,6 +20,7 @@ from xltrain.errors import UsageError, XltrainError
 from xltrain.evaluation.texts import spelled_unknown
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.checkpoint import Checkpoint, find_checkpoint, list_checkpoints
+from xltrain.training.failures import fitting
 
 Read = TypeVar("Read")
 
@@ -57,7 +58,8 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
         trained = checkpoint.config()
         config = adapt(trained)
         place = usable_place(config.training.device)
-        model = checkpoint.model(place.device, config)
+        with fitting("free some of it, or use a larger machine"):
+            model = checkpoint.model(place.device, config)
         broken = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
         if broken:
             raise UsageError(

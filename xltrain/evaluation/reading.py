@@ -14,6 +14,7 @@ from torch import Tensor
 from xltrain.config.schema import Config
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
+from xltrain.evaluation.room import empty_cache
 from xltrain.model.cache import Cache
 from xltrain.model.memory import Memory
 from xltrain.model.transformer import LanguageModel, Remembered
@@ -104,7 +105,7 @@ class Reader:
         tokens = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)  # (B, W)
         length = torch.tensor([len(row) for row in rows], device=device)  # (B,)
         with self.context():
-            memory = self.model.empty_cache(rows=len(rows), mem_len=self.mem_len)
+            memory = empty_cache(self.model, rows=len(rows), mem_len=self.mem_len)
         last = torch.empty(0)
         for stop in range(width - (width - 1) // self.seq_len * self.seq_len, width + 1, self.seq_len):
             start = max(0, stop - self.seq_len)

@@ -19,6 +19,7 @@ from xltrain.data.tokenizer import find_piece, never_target
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.reading import absolute
+from xltrain.evaluation.room import empty_cache
 from xltrain.evaluation.texts import Given
 from xltrain.model.cache import Cache
 from xltrain.objectives.left_to_right import in_order
@@ -182,7 +183,7 @@ class Scorer:
         if not config.model.same_length and config.segments.initial_memory == "absent":
             needed = min(needed, max(0, longest - 1) // seq_len * seq_len)
         with self._context():
-            return self.loaded.model.empty_cache(rows=rows, mem_len=needed)
+            return empty_cache(self.loaded.model, rows=rows, mem_len=needed)
 
     def _documents(self, tokens: Tensor) -> Tensor | None:
         """Number of every token's document, where documents are kept apart; an <eod> belongs to what it ends."""

@@ -18,6 +18,7 @@ from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given, spelled_unknown
 from xltrain.evaluation.warnings import warn_of_unknown
+from xltrain.training.failures import fitting
 
 STDIN = "-"
 
@@ -67,6 +68,7 @@ def score_lines(
     report = _Report(loaded.tokenizer)
     with (
         _opened(file) as lines,
+        fitting("lower --batch-size or --mem-len, or cut long lines"),
         console.counting(
             total=total, unit="line", description="scoring", delay=console.SECONDS_BEFORE_A_BAR
         ) as advanced,
