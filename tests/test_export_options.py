@@ -39,6 +39,76 @@ def test_an_average_is_the_mean_of_checkpoints(causal: Path, cli: Callable[..., 
     )
 
 
+def card_of(cli: Callable[..., Any], source: Path, output: Path, *options: object) -> dict[str, str]:
+    """The rows of the card of an export, by what stands on their left."""
+    done = cli("export-checkpoint", source, output, "--format", "safetensors", "--no-verify", *options)
+    assert done.status == 0, done.err
+    lines = (output / "README.md").read_text(encoding="utf-8").splitlines()
+    return dict(line.strip("| ").split(" | ", 1) for line in lines if line.startswith("| ") and " | " in line[2:-2])
+
+
+def test_a_card_gives_no_figure_as_that_of_other_weights(causal: Path, cli: Callable[..., Any], tmp_path: Path):
+    alone = card_of(cli, causal, tmp_path / "alone")
+    assert "validation at step 6" in alone
+    assert "which is" not in alone
+    mean = card_of(cli, causal, tmp_path / "mean", "--average", "2", "--dtype", "bf16")
+    assert mean["validation at step 6"] == alone["validation at step 6"]
+    assert (
+        mean["which is"] == "that of one of the averaged steps; their mean, which these weights are, was not evaluated"
+    )
+    rounded = card_of(cli, causal, tmp_path / "rounded", "--dtype", "bf16")
+    assert rounded["which is"] == "that of the weights before they were rounded to bf16"
+    run = shutil.copytree(causal, tmp_path / "run")
+    written = (run / "metrics.jsonl").read_text().replace('"step": 6, "validation', '"step": 5, "validation')
+    (run / "metrics.jsonl").write_text(written)
+    earlier = card_of(cli, run, tmp_path / "earlier")
+    assert earlier["validation at step 5"] == alone["validation at step 6"]
+    assert earlier["which is"] == "that of an earlier step than 6, whose weights these are"
+
+
+def test_a_card_says_how_much_of_the_text_the_vocabulary_lacks(cli: Callable[..., Any], train: Train, tmp_path: Path):
+    """As ``eval-ppl`` counts it, and of those tokens alone that were validated on."""
+    known, other = " ".join("abcdefgh"), " ".join("abcdstuv")
+    texts = [corpora.write_lines(tmp_path / f"{text[-1]}.txt", [text, ""] * 60) for text in (known, other)]
+    run = train(
+        corpus={"train": [str(texts[0])], "validation": [str(texts[1])], "cache_dir": str(tmp_path / "cache")},
+        tokenizer={"kind": "word", "vocab_size": 8},
+        objective={"name": "causal"},
+    )
+    card = card_of(cli, run, tmp_path / "out")
+    found = json.loads(cli("eval-ppl", run, "--json").out)
+    unknown, total = found["unknown"], found["tokens"]
+    assert 0.3 < unknown / total < 0.6
+    assert card["unknown tokens"].startswith(
+        f"{unknown:,} of {total:,} validation tokens ({unknown / total:.1%}) are `<unk>`: rare words"
+    )
+    assert f"perplexity {found['ppl']:.2f} (" in card["validation at step 2"]
+    shutil.rmtree(tmp_path / "cache")
+    assert card_of(cli, run, tmp_path / "gone")["unknown tokens"] == (
+        "not known, since the token store of the validation text was not found"
+    )
+
+
+def test_of_a_part_of_the_text_a_card_counts_that_part(cli: Callable[..., Any], causal: Path, tmp_path: Path):
+    """``causal`` validates on at most 500 tokens, and a document is longer: it is validated on whole."""
+    card = card_of(cli, causal, tmp_path / "out")
+    count = next(line["targets"] for line in [json.loads(cli("eval-ppl", causal, "--json").out)])
+    read = int(card["unknown tokens"].split(" of ")[1].split()[0].replace(",", ""))
+    assert 500 < read < count
+    assert f" on the first {read:,} tokens (" in card["validation at step 6"]
+
+
+@pytest.mark.parametrize("objective", ["permutation", "masked", "seq2seq"])
+def test_a_card_says_what_a_perplexity_is_of(
+    objective: str, corpus: corpora.Corpus, cli: Callable[..., Any], train: Train, tmp_path: Path
+):
+    run = train(
+        corpus={"validation": [str(corpus.valid)]}, objective={"name": objective}, evaluation={"max_tokens": 50}
+    )
+    of = {"permutation": "sampled targets", "masked": "hidden tokens", "seq2seq": "second parts"}[objective]
+    assert f" of the {of} on the first " in card_of(cli, run, tmp_path / "out")["validation at step 2"]
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_half_precision_says_what_it_costs(
     dtype: str, kind: torch.dtype, causal: Path, cli: Callable[..., Any], tmp_path: Path

@@ -10,7 +10,10 @@ import yaml
 
 from xltrain.config.schema import Config
 from xltrain.config.text import CorpusConfig, SourceConfig
+from xltrain.data.prepare import stores_of
 from xltrain.data.tokenizer import Tokenizer
+from xltrain.data.warnings import MANY_UNKNOWN
+from xltrain.errors import UsageError
 from xltrain.model.transformer import LanguageModel
 from xltrain.training.build import count_parameters
 from xltrain.training.checkpoint import Checkpoint
@@ -21,6 +24,14 @@ WHAT = {
     "masked": "predicts hidden tokens from all others (BERT's objective)",
     "seq2seq": "predicts the tokens of a target after its source (UniLM's objective)",
 }
+
+TARGETS = {
+    "causal": "",
+    "permutation": " of the sampled targets",
+    "masked": " of the hidden tokens",
+    "seq2seq": " of the second parts",
+}
+"""What a perplexity is of, where it is not the text's."""
 
 OMITTED = ("run", "corpus", "logging", "checkpoint")
 """Sections of which a reader of the model needs nothing."""
@@ -92,7 +103,7 @@ def model_card(
         ("vocabulary", f"{vocabulary.vocab_size:,} ({vocabulary.kind})"),
         ("weights", f"run `{config.run.name}`, {origin}"),
         *_trained(newest),
-        *_evaluated(newest),
+        *_evaluated(newest, averaged=len(checkpoints) > 1, dtype=dtype),
     ]
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
     return f"""---
@@ -139,8 +150,8 @@ def _shown(source: str | SourceConfig) -> str:
     return ", ".join([*([source.dataset] if source.dataset else []), *source.files, *source.data_files])
 
 
-def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """The last validation of the run up to this step."""
+def _evaluated(checkpoint: Checkpoint, *, averaged: bool, dtype: str) -> list[tuple[str, str]]:
+    """The last validation of the run up to this step, with what keeps it from being a figure of these weights."""
     path = checkpoint.folder.parent.parent / "metrics.jsonl"
     found: dict[str, Any] = {}
     try:
@@ -152,10 +163,47 @@ def _evaluated(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         pass
     if not found:
         return []
+    config = checkpoint.config()
     perplexity = "beyond counting" if found["validation_ppl"] is None else f"{found['validation_ppl']:.2f}"
-    loss = f"{found['validation_loss']:.4f} nats per target, perplexity {perplexity}"
-    cut = checkpoint.config().evaluation.max_tokens
-    loss += f" on the first {cut:,} tokens" if cut else ""
-    return [
-        (f"validation at step {found['step']:,}", f"{loss} (knowing frequencies alone: {found['unigram_loss']:.4f})")
+    loss = f"{found['validation_loss']:.4f} nats per target, perplexity {perplexity}{TARGETS[config.objective.name]}"
+    amount, unknown = _validation_text(checkpoint, config)
+    rows = [
+        (
+            f"validation at step {found['step']:,}",
+            f"{loss}{amount} (knowing frequencies alone: {found['unigram_loss']:.4f})",
+        ),
+        ("unknown tokens", unknown),
     ]
+    if averaged:
+        rows.insert(
+            1, ("which is", "that of one of the averaged steps; their mean, which these weights are, was not evaluated")
+        )
+    elif found["step"] != checkpoint.step:
+        rows.insert(1, ("which is", f"that of an earlier step than {checkpoint.step:,}, whose weights these are"))
+    if dtype != "fp32" and not averaged:
+        rows.insert(1, ("which is", f"that of the weights before they were rounded to {dtype}"))
+    return rows
+
+
+def _validation_text(checkpoint: Checkpoint, config: Config) -> tuple[str, str]:
+    """How much of the validation text was read, and how much of it the vocabulary lacks, as the token store has it."""
+    limit = config.evaluation.max_tokens
+    amount = f" on the documents within the first {limit:,} tokens" if limit else ""
+    stores = [store for store in stores_of(config, checkpoint.progress().fingerprint) if store.has("validation")]
+    kinds = {json.dumps(store.manifest["splits"]["validation"], sort_keys=True) for store in stores}
+    try:
+        if len(kinds) != 1:  # the cache is elsewhere, or holds several validation texts with the same training text
+            raise LookupError
+        unk, counts = stores[0].manifest["tokenizer"]["unk"], stores[0].manifest["splits"]["validation"]
+        unknown, total = counts["unknown"], counts["tokens"]
+        if limit:
+            read = stores[0].split("validation").first(limit)
+            unknown, total = int((read.tokens == unk).sum()) if unk >= 0 else 0, read.num_tokens
+            amount = f" on the first {total:,} tokens"
+    except (LookupError, UsageError):
+        return amount, "not known, since the token store of the validation text was not found"
+    text = f"{unknown:,} of {total:,} validation tokens ({unknown / max(1, total):.1%})"
+    if unknown > MANY_UNKNOWN * total:
+        why = "rare words, or `<unk>` in the text itself" if config.tokenizer.kind == "word" else "unknown characters"
+        text += f" are `<unk>`: {why}. Compare this perplexity with those of the same vocabulary only"
+    return amount, text
