@@ -1,5 +1,6 @@
 """The generate command: its texts, its options, and what it refuses."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -126,3 +127,24 @@ def test_a_masked_model_does_not_generate(corpus: corpora.Corpus, cli: Cli, tmp_
     assert cli("pretrain", config).status == 0
     said = cli("generate", tmp_path / "run", "Bada").sentence()
     assert said.startswith("generate needs a model that predicts from what comes before")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf\r\n"])
+@pytest.mark.parametrize("options", [[], ["--lines"]])
+def test_an_empty_file_of_prompts_is_refused(
+    finished: Any, cli: Cli, tmp_path: Path, content: bytes, options: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    file, run = corpora.write(tmp_path / "prompts.txt", content), finished[0] / "run"
+    said = "is empty; give a prompt in it, or leave it out to begin a new text"
+    assert cli("generate", run, "--file", file, *options).sentence() == f"{file}: {said}"
+    monkeypatch.setattr("xltrain.console.standard_input", lambda: io.BytesIO(content))
+    assert cli("generate", run, "-", *options).sentence() == f"standard input: {said}"
+
+
+def test_blank_lines_among_prompts_are_counted(finished: Any, cli: Cli, tmp_path: Path):
+    file = corpora.write(tmp_path / "prompts.txt", b"Bada\n\r\nkile\n\n")
+    done = cli("generate", finished[0] / "run", "--file", file, "--lines", "--max-tokens", 2, "--json")
+    assert [sample["prompt"] for sample in samples_of(done)] == ["Bada", "", "kile", ""]
+    assert "note: 2 of 4 prompts are blank lines, and each of these begins a new text" in done.err
+    whole = cli("generate", finished[0] / "run", "--file", file, "--max-tokens", 2)
+    assert "blank lines" not in whole.err

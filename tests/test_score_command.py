@@ -1,5 +1,6 @@
 """The score command: its lines, what it says of them, and what it refuses."""
 
+import io
 import json
 import math
 import re
@@ -148,3 +149,18 @@ def test_pairs_are_scored_as_they_are_evaluated(cli: Cli, tmp_path: Path):
     assert re.match(r"line 1: source and target have \d+ tokens, and this run's learned positions end at 32", said)
     bad.write_text("no tab\n")
     assert "line 1: this run was trained on pairs" in cli("score", run, bad).sentence()
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n"])
+def test_input_without_a_line_is_refused(
+    finished: Any, cli: Cli, tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """What was to write it may have failed. A blank line is none among JSON, and a text without tokens elsewhere."""
+    file, run = corpora.write(tmp_path / "lines.txt", content), finished[0] / "run"
+    said = cli("score", run, file, "--format", "jsonl").sentence()
+    assert said == f"{file}: holds no line to score; give texts, one a line"
+    monkeypatch.setattr("xltrain.console.standard_input", lambda: io.BytesIO(content))
+    said = cli("score", run, "--format", "jsonl").sentence()
+    assert said == "standard input: holds no line to score; give texts, one a line"
+    plain = cli("score", run, file, "--format", "lines")
+    assert (plain.status, len(plain.out.splitlines())) == ((0, 2) if content else (2, 0))

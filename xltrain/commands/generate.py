@@ -160,5 +160,11 @@ def _prompts(prompt: str | None, file: Path | None, *, lines: bool) -> list[str]
 
         place = f"{file or 'standard input'}: not UTF-8 text (byte {error.start})"
         raise UsageError(f"{place}; {way_to_convert(error)}") from None
-    found = text.split("\n") if lines else [text]
-    return [line.removesuffix("\r") for line in found]
+    if raw is not None and not text.strip("\r\n"):
+        raise UsageError(
+            f"{file or 'standard input'}: is empty; give a prompt in it, or leave it out to begin a new text"
+        )
+    found = [line.removesuffix("\r") for line in (text.split("\n") if lines else [text])]
+    if lines and (blank := found.count("")):
+        console.say(f"note: {blank:,} of {len(found):,} prompts are blank lines, and each of these begins a new text")
+    return found

@@ -47,8 +47,9 @@ def score_lines(
     """Score lines; arguments as the command's options.
 
     Raises:
-        UsageError: for a checkpoint that cannot be used, and for a line that cannot be read, by its number. All lines
-            of a file are looked at before the first is scored; those of standard input as they come.
+        UsageError: for a checkpoint that cannot be used, for input without a line, and for a line that cannot be read,
+            by its number. All lines of a file are looked at before the first is scored; those of standard input as
+            they come.
     """
     if form not in ("auto", "lines", "jsonl"):
         raise UsageError(f"--format: {form!r} is not allowed; choose auto, lines, jsonl")
@@ -56,6 +57,7 @@ def score_lines(
     if file != STDIN and not _is_piped(file):
         with _opened(file) as lines:
             total = sum(1 for _ in read_items(lines, name=file, form=form))
+        _refuse_nothing(total, file)
     loaded = load(source)
     encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
     if end and encoder.end is None:
@@ -80,7 +82,14 @@ def score_lines(
             item, text = waiting.pop(0)
             report.count(item, text)
             yield _result(item, text, scores, loaded.tokenizer, per_token=per_token)
+        _refuse_nothing(report.lines, file)
     report.say()
+
+
+def _refuse_nothing(lines: int, file: str) -> None:
+    """Refuse input without a line: whatever was to write it may have failed."""
+    if not lines:
+        raise UsageError(f"{_place(file)}: holds no line to score; give texts, one a line")
 
 
 def _is_piped(file: str) -> bool:
@@ -89,6 +98,10 @@ def _is_piped(file: str) -> bool:
         return Path(file).exists() and not Path(file).is_file()
     except (OSError, ValueError):  # no name of a file, which opening it will say
         return False
+
+
+def _place(file: str) -> str:
+    return "standard input" if file == STDIN else file
 
 
 @contextmanager
@@ -114,7 +127,7 @@ def read_items(lines: Iterable[bytes], *, name: str, form: str) -> Iterator[Item
     Raises:
         UsageError: naming the line.
     """
-    where = "standard input" if name == STDIN else name
+    where = _place(name)
     for number, raw in enumerate(lines, start=1):
         try:
             line = raw.decode("utf-8").rstrip("\n")
@@ -215,9 +228,10 @@ class _Report:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.tokens = self.unknown = self.spelled = self.joined = self.unspaced = 0
+        self.lines = self.tokens = self.unknown = self.spelled = self.joined = self.unspaced = 0
 
     def count(self, item: Item, given: Given) -> None:
+        self.lines += 1
         self.tokens += len(given.text)
         unknown = given.text.count(self.tokenizer.unk)
         self.unknown += unknown
