@@ -43,9 +43,11 @@ def test_a_spike_is_measured_against_the_median_of_the_window() -> None:
     guard = Guard(ratio=10.0, device=CPU)
     for number in range(WINDOW):
         assert not judge(guard, 1e6 if number == 0 else 1.0 + number % 3)  # no window yet: nothing is a spike
-    assert not judge(guard, 19.0)  # the median is 2
+    assert not judge(guard, 20.0)  # the median is 2
     assert judge(guard, 21.0)
     assert str(guard.skips()) == "gradient far above the median: 1"
+    assert judge(guard, math.nan)
+    assert (guard.skips().total, guard.skips().not_finite, guard.skips().spikes) == (2, 1, 1)
 
 
 def test_a_level_that_stays_high_becomes_the_normal_one() -> None:
