@@ -1,16 +1,13 @@
 """The corpus that needs no download, and the sentences that the demo asks about."""
 
 import ast
-import sys
 from pathlib import Path
 
+import demo
 import pytest
+import stdlib_corpus
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-sys.path.append(str(SCRIPTS))  # scripts are no package; the demo imports the corpus as its neighbour
-
-import demo  # noqa: E402
-import stdlib_corpus  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import config_docs
 import pytest
 
 from xltrain.config.load import load_config
@@ -15,9 +15,7 @@ from xltrain.training.run import MAY_CHANGE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-sys.path.append(str(ROOT / "scripts"))
 
-import config_docs  # noqa: E402
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

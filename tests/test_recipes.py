@@ -21,7 +21,6 @@ from xltrain.data.prepare import prepare as build_store
 from xltrain.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT / "scripts"))
 
 
 def zipped(path: Path, files: dict[str, bytes]) -> Path:
