@@ -8,6 +8,7 @@ from typing import Any
 import corpora
 import pytest
 import yaml
+from logged import series
 from tiny_runs import mark_anew
 
 Cli = Callable[..., Any]
@@ -147,3 +148,94 @@ def test_places_that_were_never_seen_are_warned_of_and_have_no_memory(
     ]
     said = cli("eval-ppl", run, "--mem-len", 8).sentence()
     assert said == "--mem-len: sinusoid positions allow no memory; leave it out"
+
+
+def test_text_without_spaces_is_told_even_where_no_number_holds_its_perplexity_per_word(
+    finished: tuple[Path, Any], cli: Cli, tmp_path: Path
+):
+    for count, told in ((8, True), (3000, False)):
+        text = corpora.write_lines(tmp_path / "joined.txt", ["".join(corpora.vocabulary()[:count])] * 6)
+        outcome = cli("eval-ppl", finished[0] / "run", "--data", text, "--json")
+        assert "WARNING: ppl_word means nothing here: between spaces, this text has" in outcome.err
+        assert (json.loads(outcome.out)["ppl_word"] is not None) == told
+
+
+def objectives_said(cli: Cli, command: str, run: Path, *options: object) -> list[str]:
+    outcome = cli(command, run, *options)
+    assert outcome.status == 0, outcome.err
+    return [line for line in outcome.err.splitlines() if line.startswith(("note: ppl", "note: log_prob"))]
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("causal", None),
+        ("permutation", "note: ppl is that of the sampled targets, given the rest of their segments: "),
+        ("masked", "note: ppl is that of the sampled targets, each given what stands on both sides of it: "),
+        ("seq2seq", "note: ppl is that of the second part of every segment, given the first, which is cut at random: "),
+    ],
+)
+def test_what_figures_of_an_objective_are_about_is_said(
+    train: Callable[..., Path], corpus: corpora.Corpus, cli: Cli, tmp_path: Path, objective: str, said: str | None
+):
+    run = train(
+        corpus={"validation": [str(corpus.valid)]},
+        objective={"name": objective} | ({"max_span": 3} if objective in ("permutation", "masked") else {}),
+        training={"max_steps": 2},
+        evaluation={"every": 2},
+    )
+    notes = objectives_said(cli, "eval-ppl", run)
+    if said is None:
+        assert notes == []
+    else:
+        [note] = notes
+        assert note.startswith(said)
+        assert "no perplexity of the text, so ppl_word and bits are left out" in note
+    found = json.loads(cli("eval-ppl", run, "--json").out)
+    assert (found["ppl_word"] is None) == (said is not None)
+    # What was asked, so that two figures can be compared.
+    drawn = {
+        "causal": {},
+        "seq2seq": {"seed": 1},
+        "masked": {"seed": 1, "predict_fraction": 1 / 6, "num_predict": None, "max_span": 3, "span_unit": "word"},
+    }
+    drawn["permutation"] = drawn["masked"] | {"perm_size": 0}
+    keys = {"seed", "predict_fraction", "num_predict", "max_span", "span_unit", "perm_size"}
+    assert {key: value for key, value in found.items() if key in keys} == drawn[objective]
+    assert (found["initial_memory"], found["tokenizer"], found["vocab_size"]) == ("absent", "sentencepiece", 500)
+    assert found["unigram_loss"] == series(run, "unigram_loss")[2]  # the targets are those of the run's own validation
+    # A score names its objective; one alone is no probability.
+    line = corpora.write(tmp_path / "line.txt", "Bada kile mo.\n")
+    outcome = cli("score", run, line)
+    assert json.loads(outcome.out)["objective"] == objective
+    assert ("note: log_prob is a pseudo-log-likelihood" in outcome.err) == (objective == "masked")
+
+
+def test_from_left_to_right_nothing_is_drawn_and_the_figure_is_the_texts(permutation: Path, cli: Cli):
+    assert objectives_said(cli, "eval-ppl", permutation, "--left-to-right") == []
+    assert "seed" not in json.loads(cli("eval-ppl", permutation, "--left-to-right", "--json").out)
+
+
+def test_a_perplexity_of_pairs_is_that_of_their_targets(cli: Cli, tmp_path: Path):
+    config, _ = corpora.config_of_pairs(tmp_path)
+    assert cli("pretrain", config, "--set", "training.max_steps=1").status == 0
+    pairs = tmp_path / "pairs.tsv"
+    assert objectives_said(cli, "eval-ppl", tmp_path / "run", "--data", pairs) == [
+        "note: ppl is that of the targets of the pairs, given their sources; ppl_word and bits are left out"
+    ]
+    assert "seed" not in json.loads(cli("eval-ppl", tmp_path / "run", "--data", pairs, "--json").out)
+
+
+def test_tokenizers_are_told_apart_and_without_the_training_texts_counts_there_is_no_unigram_loss(
+    finished: tuple[Path, Any], words: Path, cli: Cli, corpus: corpora.Corpus, monkeypatch: pytest.MonkeyPatch
+):
+    run = finished[0] / "run"
+    first, last = (json.loads(cli("eval-ppl", run / "checkpoints" / f"step-{step}", "--json").out) for step in (4, 6))
+    assert first["tokenizer_digest"] == last["tokenizer_digest"]
+    other = json.loads(cli("eval-ppl", words, "--data", words.parent / "train.txt", "--json").out)
+    assert other["tokenizer_digest"] != last["tokenizer_digest"]
+    assert other["unigram_loss"] > 0
+    monkeypatch.setattr("xltrain.evaluation.protocol.stores_of", lambda *_: iter([]))
+    without = json.loads(cli("eval-ppl", run, "--json").out)
+    assert without["unigram_loss"] is None
+    assert without["loss"] == last["loss"]

@@ -18,20 +18,23 @@ from xltrain.errors import UsageError
 from xltrain.evaluation.loading import adapted, load, read_text
 from xltrain.evaluation.per_token import Recorder, check_file, write
 from xltrain.evaluation.perplexity import Protocol, Result, evaluate, report
+from xltrain.evaluation.protocol import (
+    NEXT_TOKEN,
+    draws_targets,
+    said_of_targets,
+    said_of_text,
+    said_of_tokenizer,
+    training_unigram,
+)
 from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.room import empty_cache, useful
 from xltrain.evaluation.warnings import warn_of
-from xltrain.model.transformer import LanguageModel
 from xltrain.objectives.left_to_right import LeftToRight
 from xltrain.objectives.plan import Objective
 from xltrain.training.build import autocast, build_objective
 from xltrain.training.failures import fitting
 
 MODES = ("stream", "document", "sliding")
-NEXT_TOKEN = ("causal", "seq2seq")
-"""Objectives whose rows predict the token after their place."""
-SAMPLED = ("permutation", "masked", "seq2seq")
-"""Objectives whose targets are drawn."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         )
     else:
         objective = build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device)
+    unigram = training_unigram(loaded)
     recorder = None if options.per_token is None else Recorder()
     lengths = f"--mem-len (now {protocol.mem_len:,}), --seq-len (now {protocol.seq_len:,})"
     with (
@@ -96,6 +100,7 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
                 new_memory=lambda rows: empty_cache(model, rows=rows, mem_len=protocol.mem_len),
                 device=place.device,
                 context=lambda: autocast(config.training.precision, place.device),
+                unigram=unigram,
                 draw=draw,
                 record=recorder,
                 advanced=advanced,
@@ -113,7 +118,9 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         {"checkpoint": str(loaded.checkpoint.folder), "text": text.name, "objective": config.objective.name}
         | report(result, text, protocol, whole=whole)
         | _said_of_draws(results, options)
-        | _said_of_protocol(config, protocol, model, text)
+        | said_of_text(config, protocol, text, num_layers=model.num_layers)
+        | said_of_targets(config, left_to_right=options.left_to_right)
+        | said_of_tokenizer(tokenizer)
     )
     entries = options.data or getattr(config.corpus, options.split)
     overlap = trained_on(config.corpus.train, entries, split=options.split)
@@ -183,7 +190,7 @@ def _check(config: Config, protocol: Protocol, options: Options) -> None:
     if options.left_to_right and name != "permutation":
         said = "already predicts left to right" if name == "causal" else "has no query stream to predict them with"
         raise UsageError(f"--left-to-right is for permutation models; this run's objective is {name}, which {said}")
-    if options.draws > 1 and (name not in SAMPLED or options.left_to_right or config.two_columns):
+    if options.draws > 1 and not draws_targets(config, left_to_right=options.left_to_right):
         raise UsageError(f"--draws: {options.draws} draws would be the same; no targets are sampled here")
     if options.draws > 1 and options.per_token is not None:
         raise UsageError("--per-token writes one draw; leave --draws out")
@@ -196,25 +203,3 @@ def _said_of_draws(results: list[Result], options: Options) -> dict[str, Any]:
         "draws": len(results),
         "loss_spread": statistics.stdev(losses) if len(losses) > 1 else None,
     } | ({"loss_by_draw": losses} if len(losses) > 1 else {})
-
-
-def _said_of_protocol(config: Config, protocol: Protocol, model: LanguageModel, text: Split) -> dict[str, Any]:
-    """How the text was read, so that a number can be repeated."""
-    stream = protocol.mode == "stream"
-    rows = protocol.rows(text.num_tokens, num_layers=model.num_layers) if stream else protocol.batch_size
-    warm_up = protocol.warm_up(num_layers=model.num_layers) if stream and rows > 1 else 0
-    apart = protocol.mode in ("document", "pairs") or not config.segments.cross_documents
-    longest = int(text.lengths().max()) if apart else text.num_tokens
-    window = protocol.mem_len if config.model.same_length else protocol.mem_len + min(protocol.seq_len, longest)
-    if config.segments.initial_memory == "absent":
-        window = min(window, longest)
-    return {
-        "stride": protocol.stride if protocol.mode == "sliding" else None,
-        "reuse_len": protocol.advance,
-        "attention_len": window,
-        "clamp_len": config.model.clamp_len,
-        "same_length": config.model.same_length,
-        "documents_apart": not config.segments.cross_documents,
-        "rows": rows,
-        "warm_up_segments": warm_up,
-    }

@@ -34,6 +34,7 @@ class Loaded:
 
     trained: the checkpoint's own configuration.
     config: the same, with what was changed for this use.
+    fingerprint: of the text and the tokenizer that it was trained with; empty for imported weights.
     """
 
     checkpoint: Checkpoint
@@ -42,6 +43,7 @@ class Loaded:
     tokenizer: Tokenizer
     model: LanguageModel
     place: Place
+    fingerprint: str = ""
 
 
 def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: config) -> Loaded:
@@ -66,7 +68,8 @@ def load(source: Path, *, adapt: Callable[[Config], Config] = lambda config: con
                 f"{checkpoint.folder}: {', '.join(broken[:3])}{', ...' if broken[3:] else ''}: infinite or undefined "
                 "numbers, from which nothing can be computed; training had failed before, use an earlier checkpoint"
             )
-        return Loaded(checkpoint, trained, config, checkpoint.tokenizer(), model.eval(), place)
+        fingerprint = checkpoint.progress().fingerprint if (checkpoint.folder / "state.json").is_file() else ""
+        return Loaded(checkpoint, trained, config, checkpoint.tokenizer(), model.eval(), place, fingerprint)
 
     return read_whole(source, read)
 

@@ -346,6 +346,7 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
         "nll": result.nll,
         "loss": result.loss,
         "standard_error": result.standard_error,
+        "unigram_loss": result.unigram_loss if result.unigram_nll else None,  # 0: there were no counts
         "ppl": _exp(result.loss),
         "ppl_word": None if per_word is None else _exp(per_word),
         "bits_per_char": per(counts["characters"], 1 / math.log(2)),

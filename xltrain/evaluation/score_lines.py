@@ -14,6 +14,7 @@ from xltrain.data.files import way_to_convert
 from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
+from xltrain.evaluation.meaning import of_score
 from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given, spelled_unknown
@@ -62,11 +63,13 @@ def score_lines(
     encoder = Encoder.of(loaded.config, loaded.tokenizer, start=start)
     if end and encoder.end is None:
         raise UsageError("--end: this run's vocabulary has no mark for the end of a text; leave it out")
-    if end and loaded.config.objective.name in ("permutation", "masked"):
+    objective = loaded.config.objective.name
+    if end and objective in ("permutation", "masked"):
         raise UsageError(
-            f"--end: a {loaded.config.objective.name} model never predicts where a text ends, in training or here; "
-            "leave it out"
+            f"--end: a {objective} model never predicts where a text ends, in training or here; leave it out"
         )
+    if note := of_score(objective):
+        console.say(f"note: {note}")
     report = _Report(loaded.tokenizer)
     with (
         _opened(file) as lines,
@@ -81,7 +84,7 @@ def score_lines(
         for scores in scorer.score(given):
             item, text = waiting.pop(0)
             report.count(item, text)
-            yield _result(item, text, scores, loaded.tokenizer, per_token=per_token)
+            yield _result(item, text, scores, loaded.tokenizer, objective=objective, per_token=per_token)
         _refuse_nothing(report.lines, file)
     report.say()
 
@@ -209,12 +212,14 @@ def _remembered(pairs: Iterable[tuple[Item, Given]], waiting: list[tuple[Item, G
         yield pair[1]
 
 
-def _result(item: Item, given: Given, scores: np.ndarray, tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
+def _result(
+    item: Item, given: Given, scores: np.ndarray, tokenizer: Tokenizer, *, objective: str, per_token: bool
+) -> dict[str, Any]:
     scored = ~np.isnan(scores)
     found: dict[str, Any] = {"line": item.number}
     if item.name is not None:
         found["id"] = item.name
-    found |= {"log_prob": float(scores[scored].sum()), "tokens": int(scored.sum())}
+    found |= {"log_prob": float(scores[scored].sum()), "tokens": int(scored.sum()), "objective": objective}
     if given.joined:
         found["joined"] = True
     if per_token:

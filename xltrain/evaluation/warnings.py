@@ -6,6 +6,7 @@ from typing import Any
 from xltrain import console
 from xltrain.config.schema import Config
 from xltrain.data.warnings import LONG_WORD, MANY_UNKNOWN
+from xltrain.evaluation.meaning import of_perplexity
 
 
 def warn_of(found: dict[str, Any], *, trained: Config, overlap: list[str], vocab_size: int, whole: bool) -> None:
@@ -34,17 +35,22 @@ def warn_of(found: dict[str, Any], *, trained: Config, overlap: list[str], vocab
         clamp_len=found["clamp_len"],
         one_sided=whole,
     )
-    if found["ppl_word"] is not None and found["characters"] > LONG_WORD * found["words"]:
+    if whole and found["characters"] > LONG_WORD * found["words"]:
         console.warn(
-            f"ppl_word means nothing here: between spaces, this text has {found['characters'] / found['words']:,.0f} "
-            "characters on average, as Chinese or Japanese has; bits_per_char compares such texts"
+            f"ppl_word means nothing here: between spaces, this text has "
+            f"{found['characters'] / max(1, found['words']):,.0f} characters on average, as Chinese or Japanese has; "
+            "bits_per_char compares such texts"
+        )
+    elif whole and found["words"] and found["ppl_word"] is None:
+        console.say(
+            "note: ppl_word is left out: "
+            f"{found['nll'] / found['words']:,.0f} nats per word make it more than a number holds"
         )
     for clause in overlap:
         console.warn(f"{clause}: this is the loss of a text that the model has seen")
-    if not whole and found["objective"] == "permutation":
-        console.say(
-            "ppl is that of the sampled targets, given the rest of their segments; --left-to-right gives the text's"
-        )
+    note = of_perplexity(found["objective"], pairs=found["mode"] == "pairs", left_to_right=found["left_to_right"])
+    if note:
+        console.say(f"note: {note}")
 
 
 def warn_of_unknown(unknown: int, *, spelled: int, tokens: int, what: str) -> None:
