@@ -31,9 +31,10 @@ line as well, as often as needed, and the last one counts:
 update and the effective context, and stops. An unknown key is refused, and the nearest valid one named. All
 unknown keys and values that are not allowed are listed at once. Whether the keys of a section fit together is told as
 soon as each of its values is allowed by itself, and whether sections fit together as soon as all are. A key that is not
-at its default is refused where it can do nothing, such as `objective.perm_size` with `objective.name: causal`; only
-`objective.predict_fraction` and `schedule.min_lr_ratio` are not, so that `--set objective.name=causal` or `--set
-schedule.name=constant` alone is enough to compare.
+at its default is refused where it can do nothing, such as `objective.perm_size` with `objective.name: causal`, or
+`objective.predict_fraction` beside a `num_predict`; only `objective.predict_fraction` with `objective.name: causal` and
+`schedule.min_lr_ratio` are not, so that `--set objective.name=causal` or `--set schedule.name=constant` alone is enough
+to compare.
 
 YAML is read as people write it: `1e-4` is a number, `010` is ten, and `1:30` is no number. `yes`, `no`, `on`, `off`
 are true and false. Underscores in numbers are ignored: `1_000_000`. Paths start at the working directory, and `~` is

@@ -102,11 +102,11 @@ def test_a_bad_value_is_shown_with_what_is_allowed(tmp_path: Path):
     assert "'1:30'" in refusal(tmp_path, TEXT + "training: {max_steps: 1:30}")
     assert refusal(tmp_path, TEXT + "optimizer: {lr: fast}").endswith(": give a number, written like 0.5 or 1e-4")
     for betas in ("0.9", "[0.9]", "[0.9, 0.99, 0.999]"):
-        assert refusal(tmp_path, TEXT + f"optimizer: {{betas: {betas}}}").endswith(", such as [0.9, 0.999]")
-    assert "[[0, 64, 3]] is" not in refusal(tmp_path, TEXT + "schedule: {seq_len_stages: [[0, 64, 3]]}")
-    assert "[0, 64, 3] is not allowed: give a list of two numbers" in refusal(
-        tmp_path, TEXT + "schedule: {seq_len_stages: [[0, 64, 3]]}"
-    )
+        said = ": give a list of two numbers, such as [0.9, 0.999]"
+        assert refusal(tmp_path, TEXT + f"optimizer: {{betas: {betas}}}").endswith(f"{betas} is not allowed{said}")
+    for stage in ("[0, 64, 3]", "[0]"):
+        said = refusal(tmp_path, TEXT + f"schedule: {{seq_len_stages: [{stage}]}}")
+        assert said.endswith(f": {stage} is not allowed: give a list of two numbers")
     assert "choose auto, cpu, cuda or cuda:N" in refusal(tmp_path, TEXT + "training: {device: gpu}")
     assert "put it in quotes" in refusal(tmp_path, TEXT + "run: {name: 7}")
     assert "[a.txt, b.txt]" in refusal(tmp_path, "corpus: {train: 7}")

@@ -28,6 +28,12 @@ CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"objective.perm_size": f"{PERMUTATION}, not masked"},
     ),
     (
+        {"objective": {"num_predict": 3, "predict_fraction": 0.3}},
+        {"objective.predict_fraction": "objective.num_predict 3 says how many targets there are (null: this does)"},
+    ),
+    ({"objective": {"num_predict": None, "predict_fraction": 0.3}}, {}),
+    ({"objective": {"name": "causal", "predict_fraction": 0.3}}, {}),
+    (
         {"model": {"adaptive": {"div_val": 2, "tie_projections": True}}},
         {
             f"model.adaptive.{key}": "it needs model.adaptive.cutoffs, which part the vocabulary into bins"

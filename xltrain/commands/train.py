@@ -95,6 +95,8 @@ def pretrain(
         raise UsageError("--resume and --overwrite exclude each other; give one of them")
     # One process reads the configuration for all, so that all have the same and a mistake is told once.
     loaded = Config.model_validate(peers.from_first("config", lambda: load_config(config, set_ or ()).as_dict()))
+    for doubt in loaded.doubts():
+        console.warn(doubt)
     if dry_run:
         from xltrain.training.dry_run import amounts
 

@@ -15,8 +15,9 @@ PIECES = ("quotes", "strip_accents", "split_digit_commas", *TRAINED[1:])
 def idle_keys(config: Config, origin: Config | None = None) -> list[Problem]:
     """Keys that are not at their defaults where they can do nothing.
 
-    ``objective.predict_fraction`` and ``schedule.min_lr_ratio`` are not among them, so that ``--set
-    objective.name=causal`` or ``--set schedule.name=constant`` is enough to compare.
+    Where ``objective.name`` or ``schedule.name`` is what makes them so, ``objective.predict_fraction`` and
+    ``schedule.min_lr_ratio`` are not among them, so that ``--set objective.name=causal`` or ``--set
+    schedule.name=constant`` is enough to compare.
 
     Args:
         config: of a run.
@@ -45,6 +46,11 @@ def _rules(config: Config, *, given_tokenizer: bool) -> list[tuple[list[str], bo
             _of("objective", "num_predict", "max_span", "span_unit"),
             sampled,
             f"it needs objective.name permutation or masked, not {objective}",
+        ),
+        (
+            _of("objective", "predict_fraction"),
+            not sampled or config.objective.num_predict is None,
+            f"objective.num_predict {config.objective.num_predict} says how many targets there are (null: this does)",
         ),
         (
             _of("objective", "perm_size"),

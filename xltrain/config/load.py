@@ -228,10 +228,8 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
     if detail["type"] == "missing" and location[-1] in owner.model_fields:
         field = owner.model_fields[location[-1]]
         return dotted, f"is missing ({' '.join((field.description or '').split()).rstrip('.')})"
-    if detail["type"] == "missing":  # an entry of a list of fixed length
-        return ".".join(
-            [section, *location[:-1]]
-        ), f"{list(value)} is not allowed: it has too few entries{_example(owner, location)}"
+    if detail["type"] == "missing":  # an entry of a list of two
+        dotted, value = ".".join([section, *location[:-1]]), list(value)
     if detail["type"] == "model_type":
         return dotted, f"{value!r} is not allowed; {_SECTION}"
     message = detail["msg"].removeprefix("Value error, ")
@@ -241,7 +239,7 @@ def _explain(section: str, kind: type[BaseModel], detail: ErrorDetails) -> Probl
         message = "give a whole number, written like 1000"
     elif detail["type"] == "float_parsing":
         message = "give a number, written like 0.5 or 1e-4"
-    elif detail["type"] in ("tuple_type", "too_long"):
+    elif detail["type"] in ("tuple_type", "too_long", "missing"):
         message = "give a list of two numbers"
         hint = _example(owner, location)
     elif detail["type"].startswith("bool_"):

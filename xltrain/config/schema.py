@@ -21,6 +21,9 @@ from xltrain.config.training import (
     TrainingConfig,
 )
 
+FEW_TARGETS = 1000
+"""Fewer of these, each off by some nats, give a mean that is off by a tenth of a nat."""
+
 
 class RunConfig(Section):
     """Where a run lives and what makes it repeatable."""
@@ -167,6 +170,18 @@ class Config(Section):
                 )
             )
         return found
+
+    def doubts(self) -> list[str]:
+        """What is allowed and seldom meant, in sentences."""
+        tokens, seq_len = self.evaluation.max_tokens, self.segments.seq_len
+        targets = tokens * self.objective.targets_per_segment(seq_len) / seq_len
+        if not (self.corpus.validation and 0 < targets < FEW_TARGETS):
+            return []
+        return [
+            f"evaluation.max_tokens: {tokens:,} tokens have about {max(1, round(targets)):,} targets (more if the "
+            f"first document is longer): the loss over fewer than {FEW_TARGETS:,} can be a tenth of a nat and more "
+            "from the whole text's; give some thousands, or 0 for all"
+        ]
 
     def _problems_of_columns(self) -> list[Problem]:
         """Pairs are read one by one: whatever ties them together is a mistake."""

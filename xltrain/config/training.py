@@ -112,7 +112,8 @@ class EvaluationConfig(Section):
     batch_size: Count = 16
     """Rows that are evaluated at once; it does not change the result."""
     max_tokens: Length = 0
-    """In training, validate on at most this many tokens of the validation text; 0: on all. `eval-ppl` reads all."""
+    """In training, validate on the whole documents within the first so many tokens of the validation text, or on the
+    first one if that is longer; 0: on all. `eval-ppl` reads all."""
 
 
 class CheckpointConfig(Section):
