@@ -295,6 +295,32 @@ def test_the_command_compares_runs_and_draws(
     assert "effective" not in cli("context", run, "--targets", 0, "--mem-lens", "0,8").out
 
 
+def test_no_context_is_longer_than_a_model_with_absolute_positions_can_read(
+    corpus: corpora.Corpus, finished: tuple[Path, Any], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever its losses say; here those of both fall for 40 tokens."""
+    config = corpora.config_file(
+        tmp_path,
+        corpus.train,
+        corpus={"validation": [str(corpus.valid)]},
+        objective={"name": "causal"},
+        model={"positions": "learned"},
+        segments={"seq_len": 32, "mem_len": 0},
+        training={"max_steps": 1},
+    )
+    assert cli("pretrain", config).status == 0
+    monkeypatch.setattr(
+        "xltrain.evaluation.context.losses_after",
+        lambda loaded, text, places, length: np.full(len(places), 5 - 0.05 * min(length, 40)),
+    )
+    sizes = ["--step", 8, "--longest", 64, "--targets", 20, "--mem-lens", 0]
+    outcome = cli("context", finished[0] / "run", tmp_path / "run", *sizes, "--json")
+    assert outcome.status == 0, outcome.err
+    found = json.loads(outcome.out)["recl"]
+    assert found["effective"] == [40, 32]
+    assert found["lengths"] == [dict.fromkeys(("0.1", "0.5", "1.0"), length) for length in (40, 32)]
+
+
 def test_by_default_memory_goes_from_none_to_eight_times_the_trained_one(finished: tuple[Path, Any], cli: Cli):
     found = json.loads(cli("context", finished[0] / "run", "--targets", 0, "--json").out)
     assert [point["mem_len"] for point in found["models"][0]["curve"]] == [0, 4, 8, 16, 32, 64, 128]
