@@ -131,6 +131,14 @@ def test_an_option_of_eval_ppl_that_cannot_be(finished: tuple[Path, Any], cli: C
     assert cli("eval-ppl", finished[0] / "run", *options).sentence().startswith(said)
 
 
+@pytest.mark.parametrize("command", ["eval-ppl", "context"])
+def test_a_text_and_a_split_are_not_given_together(
+    finished: tuple[Path, Any], cli: Cli, corpus: corpora.Corpus, command: str
+):
+    said = cli(command, finished[0] / "run", "--data", corpus.valid, "--split", "test").sentence()
+    assert said == "--split test and --data exclude each other: --data is the text; leave one of them out"
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n\n", b"   ", "語料".encode("utf-16-le"), b"\x1f\x8b\x08"])
 def test_a_text_that_cannot_be_evaluated_is_named(finished: tuple[Path, Any], cli: Cli, tmp_path: Path, content: bytes):
     text = tmp_path / "t.txt"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from xltrain.data.corpus import Counts
 from xltrain.data.store import Split, split_in_memory
 from xltrain.data.tokenizer import train_characters
+from xltrain.data.words import train_words
 from xltrain.evaluation.perplexity import Protocol, Result, report, standard_error
 from xltrain.objectives.plan import IGNORE
 
@@ -121,3 +122,20 @@ def test_a_perplexity_that_no_number_can_hold_is_left_out():
     found = figures(result, text_of(100))
     assert found["ppl_word"] is None  # 2,000 nats for one word
     assert found["ppl"] == pytest.approx(math.exp(4.0))
+
+
+def test_published_perplexities_per_word_count_the_ends_of_lines_and_published_bits_are_per_symbol(tmp_path: Path):
+    path = tmp_path / "words.txt"
+    path.write_text("a b <unk> c\nb d\n" * 50)
+    counts = Counts()
+    documents = list(corpora.read_documents([path], separator="file", counts=counts))
+    lines = [line for document in documents for line in document.lines]
+    for eos, ends in ((True, 100), (False, 0)):
+        tokenizer = train_words(lines, vocab_size=None, eos=eos, lower=False)
+        split = split_in_memory("validation", iter(documents), counts, tokenizer)
+        result = trained(vocab_size=tokenizer.vocab_size).score(split)
+        found = figures(result, split)
+        assert (found["words"], found["lines"]) == (300, 100)
+        assert found["targets"] == 300 + ends - 1  # all but the first
+        assert found["ppl"] == pytest.approx(math.exp(found["nll"] / (found["words"] + ends - 1)))
+        assert found["bits_per_target"] == pytest.approx(found["nll"] / 0.69314718056 / (300 + ends - 1))

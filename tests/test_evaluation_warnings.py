@@ -235,6 +235,7 @@ def test_tokenizers_are_told_apart_and_without_the_training_texts_counts_there_i
     other = json.loads(cli("eval-ppl", words, "--data", words.parent / "train.txt", "--json").out)
     assert other["tokenizer_digest"] != last["tokenizer_digest"]
     assert other["unigram_loss"] > 0
+    assert (other["line_ends_predicted"], last["line_ends_predicted"]) == (True, False)
     monkeypatch.setattr("xltrain.evaluation.protocol.stores_of", lambda *_: iter([]))
     without = json.loads(cli("eval-ppl", run, "--json").out)
     assert without["unigram_loss"] is None

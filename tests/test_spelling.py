@@ -10,8 +10,8 @@ import sentencepiece
 
 from xltrain.data.tokenizer import SPECIALS, CharTokenizer, SentencePieceTokenizer
 from xltrain.data.words import ByteTokenizer, WordTokenizer
-from xltrain.evaluation.generate import line_end
 from xltrain.evaluation.spelling import Speller
+from xltrain.evaluation.texts import line_end
 
 
 def spelled(tokenizer: Any, ids: list[int], **more: Any) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from xltrain import console
-from xltrain.commands.options import AsJson, ClampLen, SplitName, TextFiles, table
+from xltrain.commands.options import AsJson, ClampLen, SplitName, TextFiles, split_name, table
 from xltrain.errors import UsageError
 
 _TITLES = {"standard_error": "std. error", "gain_standard_error": "its std. error"}
@@ -19,7 +19,7 @@ def context(
         typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folders of runs or checkpoints; several are compared."),
     ],
     data: TextFiles = None,
-    split: SplitName = "validation",
+    split: SplitName = None,
     mem_lens: Annotated[
         str | None,
         typer.Option(metavar="M,M,...", help="Memory lengths of the curve; by default 0 to 8 times the trained one."),
@@ -53,7 +53,7 @@ def context(
     found = run(
         sources,
         data=data or [],
-        split=split,
+        split=split_name(split, data),
         mem_lens=_lengths(mem_lens),
         clamp_len=clamp_len,
         batch_size=batch_size,

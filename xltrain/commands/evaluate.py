@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from xltrain import console
-from xltrain.commands.options import AsJson, ClampLen, Overrides, Source, SplitName, TextFiles, show, table
+from xltrain.commands.options import AsJson, ClampLen, Overrides, Source, SplitName, TextFiles, show, split_name, table
 
 
 def eval_ppl(
     source: Source,
     data: TextFiles = None,
-    split: SplitName = "validation",
+    split: SplitName = None,
     mode: Annotated[
         str,
         typer.Option(
@@ -61,7 +61,7 @@ def eval_ppl(
 
     options = Options(
         data=data or [],
-        split=split,
+        split=split_name(split, data),
         mode=mode,
         seq_len=seq_len,
         mem_len=mem_len,

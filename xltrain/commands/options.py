@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from xltrain import console
+from xltrain.errors import UsageError
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 Overrides = Annotated[
@@ -17,7 +18,10 @@ TextFiles = Annotated[
     list[str] | None, typer.Option(metavar="FILE", help="Text file or glob instead of a split; may be repeated.")
 ]
 SplitName = Annotated[
-    str, typer.Option(metavar="validation|test", help="Which text of the (first) run's configuration.")
+    str | None,
+    typer.Option(
+        metavar="validation|test", help="Which text of the (first) run's configuration; validation by default."
+    ),
 ]
 ClampLen = Annotated[
     int | None,
@@ -30,6 +34,17 @@ AsJson = Annotated[
 
 _WIDTH = 22
 """Of the column of keys, at least, so that what is printed in parts is in line."""
+
+
+def split_name(split: str | None, data: list[str] | None) -> str:
+    """The split to read; where there is ``data``, which is read instead of any, the default.
+
+    Raises:
+        UsageError: if both are given.
+    """
+    if data and split is not None:
+        raise UsageError(f"--split {split} and --data exclude each other: --data is the text; leave one of them out")
+    return split or "validation"
 
 
 def show(found: dict[str, Any], as_json: bool) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from xltrain import console
-from xltrain.data.tokenizer import SPECIALS, Tokenizer, find_piece, never_target
+from xltrain.data.tokenizer import SPECIALS, never_target
 from xltrain.data.words import WordTokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded, load
@@ -23,7 +23,7 @@ from xltrain.evaluation.reading import Reader, longest_reach, refuse_unordered
 from xltrain.evaluation.room import useful
 from xltrain.evaluation.sampling import Sampling
 from xltrain.evaluation.spelling import Speller
-from xltrain.evaluation.texts import Encoder, end_mark
+from xltrain.evaluation.texts import Encoder, line_end
 from xltrain.training.failures import fitting
 
 UNTIL = ("document", "line", "never")
@@ -105,13 +105,6 @@ class Ends:
             allowed[tokenizer.eod] = learned and (until != "never" or config.segments.cross_documents)
             end = tokenizer.eod, "\n" if config.corpus.document_separator == "line" else "\n\n"
         return cls(frozenset(token for token in stops if token is not None), allowed, end)
-
-
-def line_end(tokenizer: Tokenizer) -> int | None:
-    """The token that ends a line; None for sentencepiece, which has none."""
-    if isinstance(tokenizer, WordTokenizer):
-        return end_mark(tokenizer)
-    return find_piece(tokenizer, "<0x0A>" if tokenizer.kind == "byte" else "\n")
 
 
 def generate(

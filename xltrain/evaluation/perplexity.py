@@ -348,10 +348,12 @@ def report(result: Result, split: Split, protocol: Protocol, *, whole: bool) -> 
         "standard_error": result.standard_error,
         "unigram_loss": result.unigram_loss if result.unigram_nll else None,  # 0: there were no counts
         "ppl": _exp(result.loss),
+        "bits_per_target": result.loss / math.log(2),
         "ppl_word": None if per_word is None else _exp(per_word),
         "bits_per_char": per(counts["characters"], 1 / math.log(2)),
         "bits_per_byte": per(counts["bytes"], 1 / math.log(2)),
         "documents": counts["documents"],
+        "lines": counts["lines"],
         "words": counts["words"],
         "characters": counts["characters"],
         "bytes": counts["bytes"],

@@ -12,6 +12,7 @@ from xltrain.data.tokenizer import Tokenizer
 from xltrain.errors import UsageError
 from xltrain.evaluation.loading import Loaded
 from xltrain.evaluation.perplexity import SEED, Protocol
+from xltrain.evaluation.texts import line_end
 
 NEXT_TOKEN = ("causal", "seq2seq")
 """Objectives whose rows predict the token after their place."""
@@ -66,13 +67,14 @@ def said_of_targets(config: Config, *, left_to_right: bool) -> dict[str, Any]:
 
 
 def said_of_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Its kind, its size, and a mark that two tokenizers share only if they are the same."""
+    """Its kind, its size, whether line ends are ids, and a mark that two tokenizers share only if they are the same."""
     mark = hashlib.sha256()
     for name, content in sorted(tokenizer.files().items()):
         mark.update(f"{name} {len(content)}\n".encode() + content)
     return {
         "tokenizer": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
+        "line_ends_predicted": line_end(tokenizer) is not None,
         "tokenizer_digest": mark.hexdigest()[:16],
     }
 

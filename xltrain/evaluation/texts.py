@@ -169,3 +169,10 @@ def end_mark(tokenizer: Tokenizer) -> int | None:
     if tokenizer.eod is not None:
         return tokenizer.eod
     return find_piece(tokenizer, "<eos>") if isinstance(tokenizer, WordTokenizer) and tokenizer.eos else None
+
+
+def line_end(tokenizer: Tokenizer) -> int | None:
+    """The token that ends a line; None for sentencepiece, which has none."""
+    if isinstance(tokenizer, WordTokenizer):
+        return end_mark(tokenizer)
+    return find_piece(tokenizer, "<0x0A>" if tokenizer.kind == "byte" else "\n")
