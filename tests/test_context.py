@@ -27,7 +27,7 @@ from xltrain.evaluation.context import (
 )
 from xltrain.evaluation.context_picture import labels
 from xltrain.evaluation.loading import Loaded
-from xltrain.evaluation.recl import find_lengths
+from xltrain.evaluation.recl import SHARES, find_lengths
 from xltrain.model.positions import sinusoid
 from xltrain.pictures import new_figure
 
@@ -286,7 +286,8 @@ def test_the_command_compares_runs_and_draws(
     assert [set(lengths) for lengths in found["recl"]["lengths"]] == [{"0.1", "0.5", "1.0"}] * 2
     assert picture.read_bytes().startswith(b"\x89PNG")
     memory, _, gains = figures[0].axes
-    assert [label.partition("r = ")[2] for label in gains.get_legend_handles_labels()[1]] == ["0.1", "0.5", "1.0"] * 2
+    assert [text.get_text() for text in gains.get_legend().get_texts()] == ["r = 0.1", "r = 0.5", "r = 1.0"]
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["run step-6", "run step-2"]
     assert memory.get_xlim()[1] > 32  # the last error bar is within the frame
     table = cli("context", run, *sizes)
     [last] = [line.split() for line in table.out.splitlines() if line.split()[:1] == ["32"]]
@@ -319,6 +320,31 @@ def test_no_context_is_longer_than_a_model_with_absolute_positions_can_read(
     found = json.loads(outcome.out)["recl"]
     assert found["effective"] == [40, 32]
     assert found["lengths"] == [dict.fromkeys(("0.1", "0.5", "1.0"), length) for length in (40, 32)]
+
+
+@pytest.mark.parametrize("recl", [True, False])
+@pytest.mark.parametrize("count", [1, 12])
+def test_panels_are_as_high_for_many_models_and_every_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, recl: bool
+):
+    figures: list[Any] = []
+    monkeypatch.setattr(context_picture, "new_figure", lambda *size: figures.append(new_figure(*size)) or figures[-1])
+    points = [{"mem_len": length, "loss": 4.0, "gain_standard_error": 0.1} for length in (0, 64, 128)]
+    names = [f"a-run-of-a-name-that-says-much-{number:02d}" for number in range(count)]
+    models = [{"checkpoint": f"runs/{name}/checkpoints/step-9", "mem_len": 64, "curve": points} for name in names]
+    steps = [{"model": index, "r": share, "longer": 8, "gain": 0.02} for index in range(count) for share in SHARES]
+    losses = [{"context": 8, "losses": [4.0] * count}]
+    found = {"step": 8, "targets": 20, "threshold": 0.01, "losses": losses, "gains": steps}
+    context_picture.draw({"models": models} | ({"recl": found} if recl else {}), tmp_path / "context.png")
+    (figure,) = figures
+    renderer, (legend,) = figure.canvas.get_renderer(), figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    extent = legend.get_window_extent(renderer)
+    assert figure.bbox.x0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= extent.y0 < extent.y1 <= figure.bbox.y1
+    for axes in figure.axes:
+        assert axes.get_window_extent(renderer).height / figure.dpi > 2.5
+        assert not extent.overlaps(axes.get_tightbbox(renderer))
 
 
 def test_by_default_memory_goes_from_none_to_eight_times_the_trained_one(finished: tuple[Path, Any], cli: Cli):

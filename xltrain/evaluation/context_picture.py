@@ -4,28 +4,27 @@ from pathlib import Path
 from typing import Any
 
 from xltrain.evaluation.recl import SHARES
-from xltrain.pictures import new_figure
+from xltrain.pictures import legend_below, mark_look, named, new_figure, new_handle
+
+STYLE_OF_SHARE = dict(zip(SHARES, ("-", "-.", "--"), strict=True))
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Write a PNG of what ``context`` found; models keep their colour in all panels."""
+    """Write a PNG of what ``context`` found; models keep their colour and mark in all panels."""
     recl = found.get("recl")
     figure = new_figure(14 if recl else 6, 4.2)
     panels = figure.subplots(1, 3 if recl else 1, squeeze=False)[0]
     names = labels([model["checkpoint"] for model in found["models"]])
-    for index, (name, model) in enumerate(zip(names, found["models"], strict=True)):
-        colour = f"C{index}"
-        curve = model["curve"]
+    for index, model in enumerate(found["models"]):
+        look, curve = mark_look(index), model["curve"]
         panels[0].errorbar(
             [point["mem_len"] for point in curve],
             [point["loss"] for point in curve],
             yerr=[2 * (point["gain_standard_error"] or 0.0) for point in curve],
-            marker="o",
             capsize=3,
-            color=colour,
-            label=name,
+            **look | {"linestyle": "-"},
         )
-        panels[0].axvline(model["mem_len"], color=colour, linestyle=":", linewidth=1)
+        panels[0].axvline(model["mem_len"], color=look["color"], linestyle=":", linewidth=1)
     smallest = min_positive(found["models"])
     panels[0].set_xscale("symlog", linthresh=smallest, linscale=0.5)
     ticks = sorted({point["mem_len"] for model in found["models"] for point in model["curve"]})
@@ -35,30 +34,26 @@ def draw(found: dict[str, Any], path: Path) -> None:
     panels[0].set_xlabel("memory length (dotted: trained)")
     panels[0].set_ylabel("loss, nats per token")
     panels[0].set_title("the same tokens, with longer memory\n(bars: 2 standard errors of the gain)", fontsize=10)
-    panels[0].legend(fontsize=8)
     if recl:
-        _draw_recl(recl, names, panels[1], panels[2])
+        _draw_recl(recl, len(names), panels[1], panels[2])
+    handles = [new_handle(named(name), **mark_look(index) | {"linestyle": "-"}) for index, name in enumerate(names)]
+    legend_below(figure, handles)
     figure.savefig(path, dpi=120)
 
 
-def _draw_recl(recl: dict[str, Any], names: list[str], losses: Any, gains: Any) -> None:
-    for index, name in enumerate(names):
+def _draw_recl(recl: dict[str, Any], models: int, losses: Any, gains: Any) -> None:
+    for index in range(models):
         losses.plot(
             [point["context"] for point in recl["losses"]],
             [point["losses"][index] for point in recl["losses"]],
-            marker="o",
-            color=f"C{index}",
-            label=name,
+            **mark_look(index) | {"linestyle": "-"},
         )
-        for share, style in zip(SHARES, ("-", "-.", "--"), strict=True):
+        for share, style in STYLE_OF_SHARE.items():
             steps = [step for step in recl["gains"] if step["model"] == index and step["r"] == share]
             gains.plot(
                 [step["longer"] for step in steps],
                 [100 * step["gain"] for step in steps],
-                linestyle=style,
-                marker="o",
-                color=f"C{index}",
-                label=f"{name}, r = {share}",
+                **mark_look(index) | {"linestyle": style},
             )
     losses.set_xlabel("tokens of context")
     losses.set_ylabel("loss, nats per token")
@@ -68,7 +63,11 @@ def _draw_recl(recl: dict[str, Any], names: list[str], losses: Any, gains: Any) 
     gains.set_ylabel("relative gain, % of perplexity")
     gains.set_title("what each step gains over the best of the group\n(dotted: the threshold)", fontsize=10)
     gains.set_ylim(bottom=0)
-    gains.legend(fontsize=8)
+    gains.legend(
+        handles=[new_handle(f"r = {share}", color="grey", linestyle=style) for share, style in STYLE_OF_SHARE.items()],
+        fontsize=8,
+        handlelength=3,
+    )
 
 
 def labels(checkpoints: list[str]) -> list[str]:

@@ -4,19 +4,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from xltrain import console
 from xltrain.errors import UsageError
-from xltrain.pictures import check_picture, line_look, mark_look, new_figure
+from xltrain.pictures import (
+    check_picture,
+    legend_below,
+    legend_size,
+    line_look,
+    mark_look,
+    named,
+    new_figure,
+    new_handle,
+    new_legend,
+)
 from xltrain.training.comparable import compare
 from xltrain.training.metrics import read_metrics
 
-WIDTH, HEIGHT = 13.0, 7.0  # inches of the panels; a legend below them comes on top of that
+WIDTH, HEIGHT = 13.0, 7.0  # inches; a legend below the panels comes on top of that
 CELL = (4.2, 3.2)  # inches; the largest legend that stands beside the panels, in the place of a sixth one
 LINE_WIDTH = 1.6
-NAME_WIDTH = 60  # characters; a longer name goes on in a further line of the legend
 SMOOTH_FROM = 80  # points; from so many on a line is drawn through their running means
 
 
@@ -109,9 +117,9 @@ PANELS = (
 
 def draw(runs: Sequence[Curves]) -> Any:
     """A figure of five panels, as high for many runs as for one: a legend too large for a sixth's place goes below."""
-    figure = new_figure(WIDTH, HEIGHT)
-    legend = _legend(figure, runs, fontsize=9, ncols=1)
-    width, height = _inches(figure, legend)
+    figure, handles = new_figure(WIDTH, HEIGHT), _handles(runs)
+    legend = new_legend(figure, handles)
+    width, height = legend_size(figure, legend)
     if width <= CELL[0] and height <= CELL[1]:
         grid = figure.subplots(2, 3)
         panels = list(grid.flat)
@@ -120,13 +128,7 @@ def draw(runs: Sequence[Curves]) -> Any:
         legend.set_bbox_to_anchor((0, 1), transform=grid[1, 2].transAxes)
     else:
         legend.remove()
-        gap = legend.columnspacing * 9 / 72
-        legend = _legend(figure, runs, fontsize=9, ncols=max(1, int((WIDTH - 0.2 + gap) / (width + gap))))
-        below = _inches(figure, legend)[1] + 0.2
-        figure.set_size_inches(WIDTH, HEIGHT + below)
-        share = below / (HEIGHT + below)
-        figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))
-        legend.set_bbox_to_anchor((0.1 / WIDTH, share), transform=figure.transFigure)
+        legend_below(figure, handles)
         cells = figure.add_gridspec(2, 6)
         places = [cells[0, :3], cells[0, 3:], cells[1, :2], cells[1, 2:4], cells[1, 4:]]
         panels = [figure.add_subplot(place) for place in places]
@@ -175,35 +177,15 @@ def _finish(axes: Any, panel: _Panel) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
 
 
-def _legend(figure: Any, runs: Sequence[Curves], *, fontsize: int, ncols: int) -> Any:
-    """A name for every run, with its line and mark; takes no room from the panels."""
-    from matplotlib.lines import Line2D
-
-    handles = []
+def _handles(runs: Sequence[Curves]) -> list[Any]:
+    """What the legend shows of every run: its line and mark, and its name."""
+    found = []
     for number, run in enumerate(runs):
         last = run.validation[-1]["validation_loss"] if run.validation else None
-        label = fill(run.name, NAME_WIDTH) + (f"\n({fill(run.apart, NAME_WIDTH)})" if run.apart else "")
+        label = named(run.name) + (f"\n{named(f'({run.apart})')}" if run.apart else "")
         label += f"\nlast validation loss {last:.4f}" if last is not None else ""
         mark = mark_look(number)["marker"] if run.validation else ""
-        handles.append(
-            Line2D([], [], linewidth=LINE_WIDTH, marker=mark, markersize=4, label=label, **line_look(number))
-        )
+        found.append(new_handle(label, linewidth=LINE_WIDTH, **line_look(number) | {"marker": mark}))
     if any(run.validation for run in runs):
-        handles.append(Line2D([], [], color="grey", marker="o", linestyle="none", markersize=4, label="validation"))
-    legend = figure.legend(
-        handles=handles,
-        loc="upper left",
-        frameon=False,
-        fontsize=fontsize,
-        ncols=ncols,
-        borderaxespad=0,
-        handlelength=4.5,
-    )
-    legend.set_in_layout(False)
-    return legend
-
-
-def _inches(figure: Any, legend: Any) -> tuple[float, float]:
-    """Width and height of a legend."""
-    extent = legend.get_window_extent(figure.canvas.get_renderer())
-    return extent.width / figure.dpi, extent.height / figure.dpi
+        found.append(new_handle("validation", color="grey", marker="o", linestyle="none"))
+    return found
