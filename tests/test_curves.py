@@ -168,7 +168,7 @@ def test_tokenizers_and_texts_are_known_by_their_bytes_where_a_checkpoint_has_th
     assert labels == ["sentencepiece 500 [1]", "sentencepiece 500 [2]"]
     assert sentence == (
         f"these runs differ in tokenizer ({', '.join(labels)}): {CANNOT}; "
-        "bits_per_char of eval-ppl on one text (--data) can"
+        "eval-ppl of each on one text (--data) has bits_per_char for that, see docs/evaluation.md"
     )
 
 

@@ -112,7 +112,7 @@ def _sentence(said: Sequence[tuple[str, Scope]], configs: Sequence[Config]) -> s
     elif scopes == {"validation"}:
         consequence = "their validation losses are of different things and cannot be compared, those of training can"
     elif {config.objective.name for config in configs} == {"causal"}:
-        consequence += "; bits_per_char of eval-ppl on one text (--data) can"
+        consequence += "; eval-ppl of each on one text (--data) has bits_per_char for that, see docs/evaluation.md"
     return f"these runs differ in {listed}: {consequence}"
 
 
