@@ -6,7 +6,7 @@ import pytest
 import torch
 from models import model_of
 from torch import Tensor
-from variants import VARIANTS, B, segments
+from variants import VARIANTS, B, documents, segments
 
 from xltrain.model import attention, by_head, relative
 from xltrain.model.by_head import attend_by_head, goes_by_head
@@ -47,10 +47,6 @@ def equal_to_gradients(model: LanguageModel, inputs: list[dict[str, Any]], *, me
             found = losses(model, inputs, mem_len=mem_len, cached=cached)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
-
-
-def documents(length: int, draw: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, (B, length), generator=draw).sort(1).values
 
 
 @pytest.mark.parametrize("more", [{}, {"document": documents}], ids=["one text", "documents"])

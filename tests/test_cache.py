@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from models import model_of
-from variants import VARIANTS, B, segments
+from variants import VARIANTS, B, documents, segments
 
 from xltrain.model.cache import Cache
 from xltrain.model.memory import Memory
@@ -85,9 +85,6 @@ def test_heads_apart_give_what_all_heads_at_once_give(monkeypatch: pytest.Monkey
 
 
 def test_documents_apart_parts_reversed_rows_and_a_reused_part_equal_them():
-    def documents(length: int, draw: torch.Generator) -> torch.Tensor:
-        return torch.randint(0, 2, (B, length), generator=draw).sort(1).values
-
     def parts(length: int, draw: torch.Generator) -> torch.Tensor:
         return torch.randint(0, 2, (B, length), generator=draw)
 

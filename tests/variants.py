@@ -39,3 +39,8 @@ def segments(*, two_sided: bool, lengths: tuple[int, ...] = LENGTHS, **more: Any
             | {name: value(length, draw) if callable(value) else value for name, value in more.items()}
         )
     return found
+
+
+def documents(length: int, draw: torch.Generator) -> torch.Tensor:
+    """(B, T) the number of every token's document, of two: a value of ``more`` of :func:`segments`."""
+    return torch.randint(0, 2, (B, length), generator=draw).sort(1).values
