@@ -109,11 +109,7 @@ def test_a_clamp_of_training_is_where_its_distances_end(run: Path, cli: Cli):
         (20, ["--clamp-len", 0], 47, 20),
         (60, ["--mem-len", 64], 60, 47),
     ):
-        folder = run / "checkpoints" / "step-6"
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        config["model"]["clamp_len"] = trained
-        (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        mark_anew(folder)
+        clamp_in_training(run, trained)
         said = distances_said(cli, run, *options)
         assert len(said) == (farthest is not None)
         assert all(f"count up to {farthest}, in training up to {known}:" in line for line in said)
@@ -125,6 +121,47 @@ def test_distances_to_what_comes_later_end_with_the_segments_of_training(permuta
     assert "rows see up to 23 positions ahead, in training up to 15:" in said
     assert distances_said(cli, permutation, "--seq-len", 24, "--mem-len", 0, "--clamp-len", 15) == []
     assert distances_said(cli, permutation, "--seq-len", 24, "--mem-len", 0, "--left-to-right") == []
+
+
+@pytest.mark.parametrize("clamp", [0, 20])
+def test_texts_that_are_scored_and_generated_with_more_memory_are_warned_of_where_they_fill_it(
+    run: Path, cli: Cli, tmp_path: Path, clamp: int
+):
+    """Training saw 16 positions of memory and 32 of a segment, distances up to 47."""
+    if clamp:
+        clamp_in_training(run, clamp)
+    lines = tmp_path / "lines.txt"
+    for count, options, said in (
+        (200, ["--mem-len", 64], "up to 95, in training up to 47:"),
+        (200, ["--mem-len", 16], None),
+        (200, [], None),
+        (6, ["--mem-len", 64], None),
+    ):
+        corpora.write_lines(lines, [" ".join(corpora.vocabulary()[:count])])
+        outcome = cli("score", run, lines, *options)
+        assert outcome.status == 0, outcome.err
+        warned = [line for line in outcome.err.splitlines() if "never seen" in line]
+        assert len(warned) == (said is not None and not clamp)
+        assert all(said in line and line.endswith("--mem-len 16 keeps within them") for line in warned)
+    for tokens, options, said in (
+        (100, ["--mem-len", 64], "up to 64, in training up to 47:"),
+        (100, ["--mem-len", 47], None),
+        (100, [], None),
+        (5, ["--mem-len", 64], None),
+    ):
+        outcome = cli("generate", run, "Bada", "--max-tokens", tokens, "--until", "never", *options)
+        assert outcome.status == 0, outcome.err
+        warned = [line for line in outcome.err.splitlines() if "never seen" in line]
+        assert len(warned) == (said is not None and not clamp)
+        assert all(said in line and line.endswith("--mem-len 47 keeps within them") for line in warned)
+
+
+def clamp_in_training(run: Path, clamp_len: int) -> None:
+    folder = run / "checkpoints" / "step-6"
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config["model"]["clamp_len"] = clamp_len
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    mark_anew(folder)
 
 
 @pytest.fixture(scope="module")

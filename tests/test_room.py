@@ -129,6 +129,18 @@ def test_what_does_not_fit_is_told_with_what_to_lower(
     assert said == f"memory is full: there was no room for another 144,115,188.1 GB. To need less: {ways}"
 
 
+def test_a_signal_report_that_does_not_fit_is_told(
+    finished: tuple[Path, Any], cli: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: Any, **__: Any) -> None:
+        torch.empty(1 << 55)
+
+    monkeypatch.setattr("xltrain.evaluation.inspect.signal_report", full)
+    said = cli("inspect", finished[0] / "c.yaml", "--signal").sentence(status=1)
+    assert said.startswith("memory is full: ")
+    assert said.endswith(". To need less: choose a smaller model, or leave out --signal")
+
+
 def test_other_failures_are_none_of_memory():
     assert said_of_memory(MemoryError()) == "memory is full"
     with pytest.raises(RuntimeError) as failed:

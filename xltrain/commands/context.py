@@ -49,6 +49,7 @@ def context(
     if numbers:
         raise UsageError(f"{numbers[0]}: is no run; --mem-lens takes its numbers with commas between, as in 0,128,512")
     from xltrain.evaluation.context import context as run
+    from xltrain.evaluation.meaning import of_reading
 
     found = run(
         sources,
@@ -66,7 +67,7 @@ def context(
         console.out_json(found)
         return
     for model in found["models"]:
-        reading = ", read as a target from left to right" if model["objective"] == "seq2seq" else ""
+        reading = f", read {way} from left to right" if (way := of_reading(model["objective"])) else ""
         console.out(f"{model['checkpoint']} ({model['objective']}{reading}, trained with memory {model['mem_len']})")
         table(
             [

@@ -24,6 +24,7 @@ from xltrain.evaluation.room import useful
 from xltrain.evaluation.sampling import Sampling
 from xltrain.evaluation.spelling import Speller
 from xltrain.evaluation.texts import Encoder, line_end
+from xltrain.evaluation.warnings import warn_of_distances
 from xltrain.training.failures import fitting
 
 UNTIL = ("document", "line", "never")
@@ -153,6 +154,14 @@ def generate(
         most, usual = max(map(len, ids)) + max_tokens, longest_reach(loaded.config)
         mem_len = useful("--mem-len", mem_len, usual=usual, most=most, where="a prompt and its sample")
         reader = replace(reader, mem_len=mem_len)
+        warn_of_distances(
+            loaded.trained,
+            attention_len=min(mem_len + (not loaded.config.model.same_length), most),
+            seq_len=1,
+            clamp_len=loaded.config.model.clamp_len,
+            one_sided=True,
+            way=f"--mem-len {usual}",
+        )
     samples = [
         Sample(
             number=number * num_samples + copy,

@@ -32,6 +32,7 @@ from xltrain.training.build import build_model, build_objective, count_parameter
 from xltrain.training.checkpoint import Checkpoint
 from xltrain.training.dealing import Counts, deal
 from xltrain.training.dry_run import assumed_vocabulary
+from xltrain.training.failures import fitting
 from xltrain.training.optimizer import matrices
 
 FP32 = 4  # bytes
@@ -204,6 +205,7 @@ def activation_bytes(config: Config, model: LanguageModel, vocab_size: int) -> i
     return sum(kept.values())
 
 
+@fitting("choose a smaller model, or leave out --signal")
 def report_of(config: Config, vocab_size: int) -> list[Any]:
     """The signal report of a random segment on this configuration's initial weights."""
     model = build_model(config, vocab_size=vocab_size, device=torch.device("cpu"))

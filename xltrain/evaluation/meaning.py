@@ -30,3 +30,8 @@ def of_perplexity(objective: str, *, pairs: bool, left_to_right: bool) -> str | 
 def of_score(objective: str) -> str | None:
     """What ``log_prob`` of ``score`` is, where it is no probability."""
     return _SCORE.get(objective)
+
+
+def of_reading(objective: str) -> str | None:
+    """How a text is read from left to right that the objective reads otherwise."""
+    return {"seq2seq": "as a target", "permutation": "from the query stream"}.get(objective)

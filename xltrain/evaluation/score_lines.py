@@ -18,7 +18,7 @@ from xltrain.evaluation.meaning import of_score
 from xltrain.evaluation.reading import absolute
 from xltrain.evaluation.score import Scorer
 from xltrain.evaluation.texts import Encoder, Given, spelled_unknown
-from xltrain.evaluation.warnings import warn_of_unknown
+from xltrain.evaluation.warnings import warn_of_distances, warn_of_unknown
 from xltrain.training.failures import fitting
 
 STDIN = "-"
@@ -86,6 +86,16 @@ def score_lines(
             report.count(item, text)
             yield _result(item, text, scores, loaded.tokenizer, objective=objective, per_token=per_token)
         _refuse_nothing(report.lines, file)
+    if mem_len is not None:
+        segments, model = loaded.trained.segments, loaded.trained.model
+        warn_of_distances(
+            loaded.trained,
+            attention_len=min(mem_len + (0 if model.same_length else segments.seq_len), report.longest),
+            seq_len=segments.seq_len,
+            clamp_len=model.clamp_len,
+            one_sided=True,
+            way=f"--mem-len {segments.mem_len}",
+        )
     report.say()
 
 
@@ -234,10 +244,12 @@ class _Report:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.lines = self.tokens = self.unknown = self.spelled = self.joined = self.unspaced = 0
+        self.longest = 0
 
     def count(self, item: Item, given: Given) -> None:
         self.lines += 1
         self.tokens += len(given.text)
+        self.longest = max(self.longest, len(given.context) + len(given.text))
         unknown = given.text.count(self.tokenizer.unk)
         self.unknown += unknown
         self.spelled += min(unknown, spelled_unknown(self.tokenizer, item.text))  # a pair's source is in its line too

@@ -74,7 +74,9 @@ def warn_of_unknown(unknown: int, *, spelled: int, tokens: int, what: str) -> No
         )
 
 
-def warn_of_distances(trained: Config, *, attention_len: int, seq_len: int, clamp_len: int, one_sided: bool) -> None:
+def warn_of_distances(
+    trained: Config, *, attention_len: int, seq_len: int, clamp_len: int, one_sided: bool, way: str | None = None
+) -> None:
     """Say where rows see further than in training, so that what positions tell them was never learned.
 
     Args:
@@ -83,6 +85,7 @@ def warn_of_distances(trained: Config, *, attention_len: int, seq_len: int, clam
         clamp_len: the distance from which on all count as the same, here; 0: there is none. One that lies beyond all
             distances of training keeps nothing within them.
         one_sided: rows see only what comes before them.
+        way: the option that keeps within what was seen; None: --clamp-len.
     """
     segments, model = trained.segments, trained.model
     if model.positions == "sinusoid" and seq_len > segments.seq_len:
@@ -104,7 +107,7 @@ def warn_of_distances(trained: Config, *, attention_len: int, seq_len: int, clam
     if back > known:
         console.warn(
             f"distances count up to {back:,}, in training up to {known:,}: longer ones were never seen and may raise "
-            f"the loss; --clamp-len {known} keeps within them"
+            f"the loss; {way or f'--clamp-len {known}'} keeps within them"
         )
 
 
