@@ -68,6 +68,15 @@ def test_panels_keep_their_height_and_the_legend_is_whole(tmp_path: Path, count:
         assert not extent.overlaps(around)
 
 
+@pytest.mark.parametrize("name", ["_under", "a$b$c$", "$x^", "100%"])
+def test_every_name_stands_in_the_legend_as_it_is(tmp_path: Path, name: str) -> None:
+    figure = curves.draw([curves.read(logged(tmp_path / "run"), name)])
+    figure.canvas.draw()
+    text = figure.legends[0].get_texts()[0]
+    assert text.get_text().splitlines()[0] == name
+    assert not text.get_parse_math()
+
+
 def test_lines_and_marks_of_thirty_runs_differ() -> None:
     lines = {(look["color"], look["linestyle"]) for look in map(line_look, range(30))}
     marks = {(look["color"], look["marker"]) for look in map(mark_look, range(30))}
@@ -151,6 +160,11 @@ def test_texts_are_named_with_the_losses_that_they_concern(tmp_path: Path) -> No
     labels, (sentence,) = compare([first, same])
     assert labels == ["sentencepiece 500", "byte"]
     assert sentence == f"these runs differ in tokenizer (sentencepiece 500, byte): {CANNOT}"
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [configured(tmp_path / name, corpus={"validation": [f"{name}/valid.txt"]}) for name in ("wiki", "books")]
+    assert compare(runs)[0] == ["wiki/valid.txt", "books/valid.txt"]
 
 
 def test_tokenizers_and_texts_are_known_by_their_bytes_where_a_checkpoint_has_them(

@@ -59,7 +59,9 @@ def new_handle(label: str, **look: Any) -> Any:
 def new_legend(figure: Any, handles: Sequence[Any], *, columns: int = 1) -> Any:
     """A legend for the whole figure, which takes no room from its panels and has no place yet."""
     legend = figure.legend(
-        handles=handles,
+        handles,
+        ["-"]
+        * len(handles),  # names come below: matplotlib leaves out what begins with _, and sets what is in $ as math
         loc="upper left",
         frameon=False,
         fontsize=FONT_SIZE,
@@ -67,6 +69,9 @@ def new_legend(figure: Any, handles: Sequence[Any], *, columns: int = 1) -> Any:
         borderaxespad=0,
         handlelength=4.5,
     )
+    for handle, text in zip(handles, legend.get_texts(), strict=True):
+        text.set_text(handle.get_label())
+        text.set_parse_math(False)
     legend.set_in_layout(False)
     return legend
 

@@ -39,16 +39,20 @@ class _Aspect:
     scope: the losses that it makes so.
     values: of every run, None where it has no such thing; runs agree where these are equal.
     label: a value of a run in few words.
+    whole: in more words, where the few are the same for different values.
     """
 
     name: str
     scope: Scope
     values: Callable[[Sequence[Setup]], list[Any]]
     label: Callable[[Setup], str]
+    whole: Callable[[Setup], str] | None = None
 
 
 def compare(runs: Sequence[Path]) -> tuple[list[str], list[str]]:
     """How every run differs from others, in few words ("" where all agree), and sentences that warn of it."""
+    if len(runs) < 2:
+        return [""] * len(runs), []
     found = {run: setup for run in runs if (setup := _read(run)) is not None}
     shown: dict[Path, list[str]] = {run: [] for run in runs}
     said: list[tuple[str, Scope]] = []
@@ -58,13 +62,17 @@ def compare(runs: Sequence[Path]) -> tuple[list[str], list[str]]:
         distinct = list(dict.fromkeys(values[run] for run in concerned))
         if len(distinct) < 2:
             continue
-        labels = _apart({value: _label(aspect, found, values, value) for value in distinct})
+        first = {value: next(found[run] for run in concerned if values[run] == value) for value in distinct}
+        labels = {value: aspect.label(setup) for value, setup in first.items()}
+        if aspect.whole is not None and len(set(labels.values())) < len(labels):
+            labels = {value: aspect.whole(setup) for value, setup in first.items()}
+        labels = _apart(labels)
         for run in concerned:
             shown[run].append(labels[values[run]])
         more = f" and {len(distinct) - SHOWN:,} more" if len(distinct) > SHOWN else ""
         said.append((f"{aspect.name} ({', '.join(list(labels.values())[:SHOWN])}{more})", aspect.scope))
     sentences = [_sentence(said, [setup.config for setup in found.values()])] if said else []
-    if len(runs) > 1 and (unknown := [str(run) for run in shown if run not in found]):
+    if unknown := [str(run) for run in shown if run not in found]:
         more = f" and {len(unknown) - SHOWN:,} more" if len(unknown) > SHOWN else ""
         sentences.append(
             f"{', '.join(unknown[:SHOWN])}{more}: no config.yaml that can be read is here, so it is not known whether "
@@ -86,10 +94,6 @@ def _read(run: Path) -> Setup | None:
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not finished, damaged, or just removed by a run that goes on
     return Setup(config, None, "")
-
-
-def _label(aspect: _Aspect, found: dict[Path, Setup], values: dict[Path, Any], value: Any) -> str:
-    return aspect.label(next(found[run] for run in found if values[run] == value))
 
 
 def _apart(labels: dict[Any, str]) -> dict[Any, str]:
@@ -191,11 +195,12 @@ def _json(data: Any) -> str:
     return json.dumps(data, sort_keys=True)
 
 
-def _names(sources: Sequence[str | SourceConfig]) -> str:
+def _names(sources: Sequence[str | SourceConfig], *, whole: bool = False) -> str:
+    """The first source as it is written, by default without its folder, and how many others there are."""
     names = []
     for entry in sources:
         source = entry if isinstance(entry, str) else entry.dataset or ", ".join(entry.files)
-        names.append(Path(source).name)
+        names.append(source if whole else Path(source).name)
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
@@ -228,9 +233,21 @@ _ASPECTS = (
         _each(lambda setup: setup.config.corpus.document_separator),
         lambda setup: f"documents by {setup.config.corpus.document_separator}",
     ),
-    _Aspect("training text", "training", _training_texts, lambda setup: _names(setup.config.corpus.train)),
+    _Aspect(
+        "training text",
+        "training",
+        _training_texts,
+        lambda setup: _names(setup.config.corpus.train),
+        lambda setup: _names(setup.config.corpus.train, whole=True),
+    ),
     _Aspect("way of reading it", "training", _each(_reading), _reading),
-    _Aspect("validation text", "validation", _validation_texts, lambda setup: _names(setup.config.corpus.validation)),
+    _Aspect(
+        "validation text",
+        "validation",
+        _validation_texts,
+        lambda setup: _names(setup.config.corpus.validation),
+        lambda setup: _names(setup.config.corpus.validation, whole=True),
+    ),
     _Aspect(
         "amount of it",
         "validation",
