@@ -51,19 +51,26 @@ def test_a_card_gives_no_figure_as_that_of_other_weights(causal: Path, cli: Call
     alone = card_of(cli, causal, tmp_path / "alone")
     assert "validation at step 6" in alone
     assert "which is" not in alone
+    caveat = "that of one of the averaged steps alone; the mean of steps, which these weights are, was not evaluated"
     mean = card_of(cli, causal, tmp_path / "mean", "--average", "2", "--dtype", "bf16")
-    assert mean["validation at step 6"] == alone["validation at step 6"]
-    assert (
-        mean["which is"] == "that of one of the averaged steps; their mean, which these weights are, was not evaluated"
-    )
+    assert mean == alone | {
+        "parameters": alone["parameters"].replace("fp32", "bf16"),
+        "weights": alone["weights"].replace("step 6", "the mean of steps 6, 4"),
+        "which is": caveat,
+    }
     rounded = card_of(cli, causal, tmp_path / "rounded", "--dtype", "bf16")
     assert rounded["which is"] == "that of the weights before they were rounded to bf16"
     run = shutil.copytree(causal, tmp_path / "run")
     written = (run / "metrics.jsonl").read_text().replace('"step": 6, "validation', '"step": 5, "validation')
     (run / "metrics.jsonl").write_text(written)
-    earlier = card_of(cli, run, tmp_path / "earlier")
+    earlier = card_of(cli, run, tmp_path / "earlier", "--dtype", "fp16")
     assert earlier["validation at step 5"] == alone["validation at step 6"]
-    assert earlier["which is"] == "that of an earlier step than 6, whose weights these are"
+    rounding = "that of the weights before they were rounded to fp16"
+    assert earlier["which is"] == f"that of another step than 6; {rounding}"
+    both = card_of(cli, run, tmp_path / "both", "--average", "2")
+    assert both["which is"] == (
+        "that of another step than 6, 4; the mean of steps, which these weights are, was not evaluated"
+    )
 
 
 def test_a_card_says_how_much_of_the_text_the_vocabulary_lacks(cli: Callable[..., Any], train: Train, tmp_path: Path):

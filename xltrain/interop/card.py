@@ -103,7 +103,7 @@ def model_card(
         ("vocabulary", f"{vocabulary.vocab_size:,} ({vocabulary.kind})"),
         ("weights", f"run `{config.run.name}`, {origin}"),
         *_trained(newest),
-        *_evaluated(newest, averaged=len(checkpoints) > 1, dtype=dtype),
+        *_evaluated(checkpoints, dtype=dtype),
     ]
     table = "\n".join(f"| {key} | {value} |" for key, value in rows)
     return f"""---
@@ -150,8 +150,9 @@ def _shown(source: str | SourceConfig) -> str:
     return ", ".join([*([source.dataset] if source.dataset else []), *source.files, *source.data_files])
 
 
-def _evaluated(checkpoint: Checkpoint, *, averaged: bool, dtype: str) -> list[tuple[str, str]]:
-    """The last validation of the run up to this step, with what keeps it from being a figure of these weights."""
+def _evaluated(checkpoints: Sequence[Checkpoint], *, dtype: str) -> list[tuple[str, str]]:
+    """The last validation of the run up to the newest step, with what keeps it from being a figure of these weights."""
+    checkpoint = checkpoints[0]
     path = checkpoint.folder.parent.parent / "metrics.jsonl"
     found: dict[str, Any] = {}
     try:
@@ -174,14 +175,17 @@ def _evaluated(checkpoint: Checkpoint, *, averaged: bool, dtype: str) -> list[tu
         ),
         ("unknown tokens", unknown),
     ]
-    if averaged:
-        rows.insert(
-            1, ("which is", "that of one of the averaged steps; their mean, which these weights are, was not evaluated")
-        )
-    elif found["step"] != checkpoint.step:
-        rows.insert(1, ("which is", f"that of an earlier step than {checkpoint.step:,}, whose weights these are"))
-    if dtype != "fp32" and not averaged:
-        rows.insert(1, ("which is", f"that of the weights before they were rounded to {dtype}"))
+    steps = [each.step for each in checkpoints]
+    caveats = []
+    if found["step"] not in steps:
+        caveats.append(f"that of another step than {', '.join(f'{step:,}' for step in steps)}")
+    if len(steps) > 1:
+        alone = "" if caveats else "that of one of the averaged steps alone; "
+        caveats.append(f"{alone}the mean of steps, which these weights are, was not evaluated")
+    elif dtype != "fp32":
+        caveats.append(f"that of the weights before they were rounded to {dtype}")
+    if caveats:
+        rows.insert(1, ("which is", "; ".join(caveats)))
     return rows
 
 
