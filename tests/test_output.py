@@ -159,7 +159,8 @@ def test_without_standard_input_there_is_nothing_to_read(finished: tuple[Path, O
     monkeypatch.setattr(sys, "stdin", None)
     assert run_into(io.TextIOWrapper(io.BytesIO()), "prepare", finished[0] / "c.yaml").status == 0
     monkeypatch.setattr(sys, "stdin", None)
-    assert bytes_of("utf-8", "score", finished[0] / "run") == (b"", "")
+    outcome = run_into(io.TextIOWrapper(io.BytesIO()), "score", finished[0] / "run")
+    assert outcome.sentence() == "standard input: holds no line to score; give texts, one a line"
 
 
 def test_who_is_to_type_is_told(finished: tuple[Path, Outcome], monkeypatch: Any):
