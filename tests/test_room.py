@@ -8,6 +8,7 @@ from typing import Any
 import corpora
 import pytest
 import torch
+from loaded import loaded
 from logged import without_speed
 
 from xltrain.evaluation import room
@@ -98,7 +99,8 @@ def test_a_sample_remembers_no_more_than_its_prompt_and_itself(finished: tuple[P
 @pytest.mark.parametrize(
     ("command", "ways"),
     [
-        (["eval-ppl"], "lower --mem-len (now 16), --seq-len (now 32) or --batch-size (now 4)"),
+        (["eval-ppl"], "lower --mem-len (now 16) or --seq-len (now 32) or --batch-size (now 4)"),
+        (["eval-ppl", "--batch-size", 1], "lower --mem-len (now 16) or --seq-len (now 32)"),
         (["score", "{text}"], "lower --batch-size or --mem-len, or cut long lines"),
         (["generate", "Bada kile"], "lower --mem-len (now 47) or --max-tokens"),
         (["generate", "Bada", "--num-samples", 2], "lower --mem-len (now 47) or --batch-size (now 4) or --max-tokens"),
@@ -149,6 +151,19 @@ def test_other_failures_are_none_of_memory():
     with pytest.raises(RuntimeError) as failed:
         torch.empty(2) + torch.empty(3)
     assert said_of_memory(failed.value) is None
+
+
+def test_what_a_memory_takes_is_counted_as_what_it_will_hold(monkeypatch: pytest.MonkeyPatch):
+    """Keys and values with twice the room, and distances, in the precision of the forwards."""
+    model = loaded().model
+    of_one = 5 * 2 * 32 * 10  # of 2 layers, a width of 32, 10 positions
+    for dtype, size in ((None, 4), (torch.bfloat16, 2)):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            monkeypatch.setattr(room, "_available", lambda size=size: of_one * size)
+            cache = room.empty_cache(model, rows=1, mem_len=10)
+            assert 2 * cache.buffer.keys_values.numel() * size <= of_one * size
+            with pytest.raises(MemoryError, match=r"to remember 11 positions in 1 row takes 0\.0 GB, and"):
+                room.empty_cache(model, rows=1, mem_len=11)
 
 
 def test_what_is_free_is_read_where_the_system_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

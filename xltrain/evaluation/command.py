@@ -86,9 +86,10 @@ def eval_ppl(source: Path, options: Options) -> dict[str, Any]:
         objective = build_objective(config, tokenizer=tokenizer, seq_len=protocol.seq_len, device=place.device)
     unigram = training_unigram(loaded)
     recorder = None if options.per_token is None else Recorder()
-    lengths = f"--mem-len (now {protocol.mem_len:,}), --seq-len (now {protocol.seq_len:,})"
+    now = {"--mem-len": protocol.mem_len, "--seq-len": protocol.seq_len, "--batch-size": protocol.batch_size}
+    ways = [f"{option} (now {number:,})" for option, number in now.items() if number > (option == "--batch-size")]
     with (
-        fitting(f"lower {lengths} or --batch-size (now {protocol.batch_size:,})"),
+        fitting(f"lower {' or '.join(ways)}"),
         console.counting(total=text.num_tokens * options.draws, unit="token", description="evaluating") as advanced,
     ):
         results = [

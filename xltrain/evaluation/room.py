@@ -3,6 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from xltrain import console
 from xltrain.model.cache import Cache
 from xltrain.model.transformer import LanguageModel
@@ -36,9 +38,10 @@ def empty_cache(model: LanguageModel, *, rows: int, mem_len: int) -> Cache:
     """
     weight = next(model.parameters())
     if weight.device.type == "cpu":
+        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
         kept = 2 * 2 * model.num_layers * rows * mem_len  # keys and values, and twice the room to write new ones in
         distances = model.num_layers * mem_len
-        needed = (kept + distances) * model.num_heads * model.head_dim * weight.element_size()
+        needed = (kept + distances) * model.num_heads * model.head_dim * kind.itemsize
         free = _available()
         if free is not None and needed > free:
             raise MemoryError(
