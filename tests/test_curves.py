@@ -186,6 +186,19 @@ def test_tokenizers_and_texts_are_known_by_their_bytes_where_a_checkpoint_has_th
     )
 
 
+def test_another_text_under_the_same_name_is_another(train: Callable[..., Path], tmp_path: Path) -> None:
+    """As a checkpoint knows it; where tokenizers differ, fingerprints say nothing of the texts."""
+    text, runs = tmp_path / "a.txt", []
+    byte = {"kind": "byte", "vocab_size": None}
+    for seed, tokenizer in ((1, byte), (2, byte), (2, byte), (2, {"kind": "char", "vocab_size": None})):
+        corpora.write_text(text, lines=60, seed=seed)
+        runs.append(train(corpus={"train": [str(text)]}, tokenizer=tokenizer))
+    labels, (sentence,) = compare(runs[:3])
+    assert labels == ["a.txt [1]", "a.txt [2]", "a.txt [2]"]
+    assert sentence.startswith("these runs differ in training text (a.txt [1], a.txt [2]): their training losses are")
+    assert "training text" not in compare(runs[2:])[1][0]
+
+
 def test_a_folder_without_a_configuration_is_told_where_there_are_several(tmp_path: Path) -> None:
     bare, whole = logged(tmp_path / "bare"), configured(tmp_path / "whole")
     assert compare([bare]) == ([""], [])

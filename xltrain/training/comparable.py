@@ -65,7 +65,8 @@ def compare(runs: Sequence[Path]) -> tuple[list[str], list[str]]:
         first = {value: next(found[run] for run in concerned if values[run] == value) for value in distinct}
         labels = {value: aspect.label(setup) for value, setup in first.items()}
         if aspect.whole is not None and len(set(labels.values())) < len(labels):
-            labels = {value: aspect.whole(setup) for value, setup in first.items()}
+            whole = {value: aspect.whole(setup) for value, setup in first.items()}
+            labels = whole if len(set(whole.values())) > len(set(labels.values())) else labels
         labels = _apart(labels)
         for run in concerned:
             shown[run].append(labels[values[run]])
@@ -161,13 +162,28 @@ def _tokenizer(setup: Setup) -> str:
 
 
 def _training_texts(setups: Sequence[Setup]) -> list[Any]:
-    """The entries; the bytes are the same, wherever they lay, where fingerprints are."""
+    """The entries; the bytes are the same, wherever they lay, where fingerprints are, and others where these differ.
+
+    A fingerprint is of tokenizer and settings too: it tells texts apart only where all of these agree.
+    """
     first: dict[str, str] = {}
+    of_entries: dict[tuple[str, str], str] = {}
     found = []
-    for setup in setups:
+    for setup, tokenizer in zip(setups, _tokenizers(setups), strict=True):
         own = _entries(setup.config.corpus.train) + _fields(setup)
-        found.append(first.setdefault(setup.fingerprint, own) if setup.fingerprint else own)
+        if setup.fingerprint:
+            known = of_entries.setdefault((own, repr((tokenizer, _store_settings(setup)))), setup.fingerprint)
+            own = own if known == setup.fingerprint else f"{own} {setup.fingerprint}"
+            own = first.setdefault(setup.fingerprint, own)
+        found.append(own)
     return found
+
+
+def _store_settings(setup: Setup) -> str:
+    """What a fingerprint depends on besides the bytes of text and tokenizer."""
+    config = setup.config
+    wanted = config.tokenizer.model_dump(mode="json", exclude={"path"})
+    return _json([config.corpus.document_separator, config.needs_lines, config.tokenizer.path is None, wanted])
 
 
 def _validation_texts(setups: Sequence[Setup]) -> list[Any]:
