@@ -162,6 +162,23 @@ def test_texts_are_named_with_the_losses_that_they_concern(tmp_path: Path) -> No
     assert sentence == f"these runs differ in tokenizer (sentencepiece 500, byte): {CANNOT}"
 
 
+def test_one_text_is_the_same_in_whichever_form_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    forms: list[list[Any]] = [
+        ["w/a.txt", "w/b.txt"],
+        [{"files": ["w/a.txt", "w/b.txt"]}],
+        [{"files": ["./w/a.txt"], "text_field": "text"}, str(tmp_path / "w/b.txt")],
+    ]
+    runs = [configured(tmp_path / str(number), corpus={"validation": form}) for number, form in enumerate(forms)]
+    assert compare(runs) == (["", "", ""], [])
+    other = configured(tmp_path / "other", corpus={"validation": [{"files": forms[0], "format": "jsonl"}]})
+    assert "validation text" in compare([runs[0], other])[1][0]
+    (tmp_path / "saved").mkdir()
+    places = ("saved", str(tmp_path / "saved"))
+    runs = [configured(tmp_path / f"d{len(place)}", corpus={"train": [{"dataset": place}]}) for place in places]
+    assert compare(runs) == (["", ""], [])
+
+
 def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     runs = [configured(tmp_path / name, corpus={"validation": [f"{name}/valid.txt"]}) for name in ("wiki", "books")]
     assert compare(runs)[0] == ["wiki/valid.txt", "books/valid.txt"]

@@ -152,7 +152,7 @@ def _tokenizers(setups: Sequence[Setup]) -> list[Any]:
     for setup in setups:
         wanted, train = setup.config.tokenizer, setup.config.corpus.train
         trained = wanted.path is None and wanted.kind != "byte"
-        found.append((_json(wanted.model_dump(mode="json")), _entries(train) if trained else ""))
+        found.append((_json(wanted.model_dump(mode="json")), _entries(train, setup.config) if trained else ""))
     return found
 
 
@@ -170,7 +170,7 @@ def _training_texts(setups: Sequence[Setup]) -> list[Any]:
     of_entries: dict[tuple[str, str], str] = {}
     found = []
     for setup, tokenizer in zip(setups, _tokenizers(setups), strict=True):
-        own = _entries(setup.config.corpus.train) + _fields(setup)
+        own = _entries(setup.config.corpus.train, setup.config)
         if setup.fingerprint:
             known = of_entries.setdefault((own, repr((tokenizer, _store_settings(setup)))), setup.fingerprint)
             own = own if known == setup.fingerprint else f"{own} {setup.fingerprint}"
@@ -188,23 +188,30 @@ def _store_settings(setup: Setup) -> str:
 
 def _validation_texts(setups: Sequence[Setup]) -> list[Any]:
     return [
-        _entries(setup.config.corpus.validation) + _fields(setup) if setup.config.corpus.validation else None
+        _entries(setup.config.corpus.validation, setup.config) if setup.config.corpus.validation else None
         for setup in setups
     ]
 
 
-def _entries(sources: Sequence[str | SourceConfig]) -> str:
-    found: list[Any] = []
+def _entries(sources: Sequence[str | SourceConfig], config: Config) -> str:
+    """Sources in one form, whichever they were written in: one file to an entry, and whole paths."""
+    found: list[SourceConfig] = []
     for entry in sources:
-        if isinstance(entry, SourceConfig):
-            found.append(entry.model_dump(mode="json"))
-        else:
-            found.append(entry if "://" in entry else str(Path(entry).expanduser().resolve()))
-    return _json(found)
+        source = SourceConfig(files=[entry]) if isinstance(entry, str) else entry
+        whole = {
+            "text_field": source.text_field or config.corpus.text_field,
+            "dataset": _place(source.dataset)
+            if source.dataset and Path(source.dataset).expanduser().exists()
+            else source.dataset,
+            "data_files": [_place(file) for file in source.data_files],
+        }
+        each = [[_place(file)] for file in source.files] or [[]]
+        found += [source.model_copy(update=whole | {"files": files}) for files in each]
+    return _json([source.model_dump(mode="json") for source in found])
 
 
-def _fields(setup: Setup) -> str:
-    return setup.config.corpus.text_field
+def _place(file: str) -> str:
+    return file if "://" in file else str(Path(file).expanduser().resolve())
 
 
 def _json(data: Any) -> str:
