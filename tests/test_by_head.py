@@ -13,7 +13,7 @@ from xltrain.model.by_head import attend_by_head, goes_by_head
 from xltrain.model.memory import Memory
 from xltrain.model.scratch import Scratch
 from xltrain.model.transformer import LanguageModel
-from xltrain.model.visibility import View, Visibility
+from xltrain.model.visibility import HIDDEN, View, Visibility
 
 
 @pytest.fixture
@@ -94,6 +94,27 @@ def test_rows_that_see_what_comes_after_them_do_not_go_by_head(calls: list[int],
     assert not calls
 
 
+@pytest.mark.parametrize("variant", ["as it comes", "adaptive", "no positions"])
+def test_padding_in_front_of_a_text_does_not_go_by_head(calls: list[int], variant: str):
+    """A padded row may see what comes after it; its text's own rows must not meet what it would make of that."""
+    inputs = segments(two_sided=False, lengths=(9,))
+    inputs[0]["order"] = inputs[0]["order"].clone()
+    for row, padding in enumerate((0, 3, 8)):
+        inputs[0]["order"][row, :padding] = HIDDEN
+        inputs[0]["targets"][row, :padding] = -1
+    equal_to_gradients(model_of(**VARIANTS[variant]), inputs, mem_len=0)
+    assert not calls
+
+
+def test_weights_that_are_dropped_do_not_go_by_head(calls: list[int]):
+    model = model_of(attention_dropout=0.5)
+    with torch.no_grad():
+        losses(model.train(), segments(two_sided=False), mem_len=6)
+        assert not calls
+        losses(model.eval(), segments(two_sided=False), mem_len=6)
+    assert calls
+
+
 def test_initial_zeros_are_seen(calls: list[int]):
     equal_to_gradients(model_of(initial_memory="zeros"), segments(two_sided=False), mem_len=6)
     assert calls
@@ -103,7 +124,6 @@ def view_of(visibility: Visibility, *, seq_len: int, **more: Any) -> View:
     settings = {
         "num_content": seq_len,
         "in_order": True,
-        "one_sided": True,
         "dtype": torch.float64,
         "scratch": Scratch(),
     }
@@ -167,7 +187,6 @@ def test_only_plain_rows_in_full_precision_go_by_head(monkeypatch: pytest.Monkey
     query, value = torch.zeros(2, 4, 2, 3), torch.zeros(2, 2, 7, 3)
     assert goes_by_head(query, value, a_view())
     assert not goes_by_head(query.bfloat16(), value.bfloat16(), a_view())
-    assert goes_by_head(query, value, a_view(one_sided=False))  # its rows do not look ahead all the same
     assert not goes_by_head(query, value, a_view(in_order=False))
     assert not goes_by_head(query, value, a_view(backward=torch.zeros(2, dtype=torch.long)))
     with torch.autocast("cpu", dtype=torch.bfloat16):

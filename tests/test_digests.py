@@ -318,3 +318,23 @@ def test_long_reading_is_told(
     for told in (True, False):
         prepare(config)
         assert ("digesting 0.0 GB of corpus, which names its token store: " in capsys.readouterr().err) == told
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_that_may_not_be_looked_at_is_remembered_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Several people may share one folder of stores, and not their texts."""
+    theirs, mine, lstat = large(tmp_path / "theirs"), large(tmp_path / "mine"), Path.lstat
+    first = Digests(tmp_path)
+    first.of(theirs)
+    first.keep()
+
+    def refuse(path: Path) -> os.stat_result:
+        if path == theirs:
+            raise PermissionError
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    second = Digests(tmp_path)
+    second.of(mine)
+    second.keep()
+    assert Digests(tmp_path).unread([theirs, mine]) == 0

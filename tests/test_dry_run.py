@@ -1,5 +1,6 @@
 """A dry run and ``inspect`` count with the vocabulary that a run would have, where that can be known in a moment."""
 
+import gzip
 import json
 import re
 import time
@@ -72,8 +73,17 @@ def test_what_is_not_known_is_assumed_and_how_much_that_matters_is_said(
 ):
     """A text that is not here, that is no text, that is elsewhere, or too large to be counted in a moment."""
     said = "vocabulary          {} ids, assumed: only prepare will know; 1,000 more or fewer are {} parameters"
-    for name, content in (("none", None), ("wide", "abc".encode("utf-16")), ("far", None), ("large", b"a" * 1000)):
-        path = tmp_path / f"{name}.txt"
+    dense = gzip.compress(b"a b\n" * 1000)
+    assert len(dense) < 999
+    texts = {
+        "none": None,
+        "wide.txt": "abc".encode("utf-16"),
+        "far": None,
+        "large.txt": b"a" * 1000,
+        "dense.txt.gz": dense,
+    }
+    for name, content in texts.items():
+        path = tmp_path / name
         if content is not None:
             path.write_bytes(content)
         train = f"s3://bucket/{name}" if name == "far" else str(path)

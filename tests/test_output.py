@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import corpora
 import pytest
 from commands import Outcome
 
 from xltrain import console
 from xltrain.cli import main
+from xltrain.training.checkpoint import find_checkpoint
 
 PACKAGE = Path(console.__file__).parent
 
@@ -25,12 +27,15 @@ PACKAGE = Path(console.__file__).parent
 def run_into(stream: io.TextIOWrapper | None, *arguments: object, errors_too: bool = False) -> Outcome:
     """``xltrain ARGUMENTS`` with standard output (and with ``errors_too`` standard error) going to ``stream``."""
     err = io.StringIO()
+    told: Any = err
+    if errors_too:  # a descriptor of its own, as a shell gives it
+        told = stream and os.fdopen(os.dup(stream.fileno()), "w", encoding="utf-8")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     status: object = 0
     with (
         mock.patch.object(sys, "argv", ["xltrain", *map(str, arguments)]),
         mock.patch.object(sys, "stdout", stream),
-        mock.patch.object(sys, "stderr", stream if errors_too else err),
+        mock.patch.object(sys, "stderr", told),
         mock.patch.object(console, "_told", False),
     ):
         try:
@@ -141,7 +146,14 @@ def test_a_reader_that_has_ended_ends_the_command_quietly(
 
 def test_a_mistake_that_nobody_can_be_told_ends_quietly_too():
     with closed_pipe() as stream:
-        assert run_into(stream, "inspect", "nowhere", errors_too=True).status == 141
+        assert run_into(stream, "inspect", "nowhere", errors_too=True).status == 2
+
+
+def test_training_goes_on_where_nobody_reads_how_it_goes(corpus: corpora.Corpus, tmp_path: Path):
+    config = corpora.config_file(tmp_path, corpus.valid, tokenizer={"kind": "char", "vocab_size": None})
+    with closed_pipe() as stream:
+        assert run_into(stream, "pretrain", config, errors_too=True).status == 0
+    assert find_checkpoint(tmp_path / "run").step == 6
 
 
 def test_a_full_disk_is_named():

@@ -157,8 +157,7 @@ def _print(message: str) -> None:
     except OSError as error:
         if error.errno not in _CLOSED:
             raise
-        _give_up(sys.stderr)
-        raise OutputClosed from None
+        _give_up(sys.stderr)  # nobody reads how the work goes; it goes on all the same
 
 
 def warn(message: str) -> None:

@@ -1,5 +1,6 @@
 """How large a vocabulary is before anything was prepared."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from xltrain.config.schema import Config
@@ -49,6 +50,22 @@ def _of_text(config: Config) -> int | None:
     if sum(piece.size for piece in pieces) > MOMENT:
         return None
     lines = (line for piece in pieces for line in piece.lines())
-    return train_tokenizer(
-        config.tokenizer, vocabulary_lines(lines, separator=config.corpus.document_separator)
-    ).vocab_size
+    try:
+        return train_tokenizer(
+            config.tokenizer, vocabulary_lines(_for_a_moment(lines), separator=config.corpus.document_separator)
+        ).vocab_size
+    except _TooLong:
+        return None
+
+
+class _TooLong(Exception):
+    """The text is longer than its file, which is compressed."""
+
+
+def _for_a_moment(lines: Iterable[str]) -> Iterator[str]:
+    left = MOMENT
+    for line in lines:
+        left -= len(line)
+        if left < 0:
+            raise _TooLong
+        yield line

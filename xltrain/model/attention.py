@@ -129,7 +129,8 @@ class RelativeAttention(nn.Module):
         scale = self.scale
         for_content = query * scale if u is None else torch.add(u * scale, query, alpha=scale)  # (B, R, N, H)
         for_position = None if v is None else torch.add(v * scale, query, alpha=scale)  # (B, R, N, H)
-        if self.attend is attend_math and goes_by_head(query, value, view):
+        dropped = self.training and self.dropout > 0.0
+        if self.attend is attend_math and not dropped and goes_by_head(query, value, view):
             mixed = attend_by_head(for_content, for_position, key, value, distances, view)  # (B, R, N, H)
         else:
             by_segment = None

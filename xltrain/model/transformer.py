@@ -372,7 +372,6 @@ class LanguageModel(nn.Module):
                 seq_len=seq_len,
                 num_content=num_content,
                 in_order=in_order,
-                one_sided=not self.two_sided,
                 dtype=dtype,
                 segments=parts,
                 backward=backward,

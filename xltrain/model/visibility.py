@@ -117,7 +117,7 @@ class Visibility:
         return int(seen.cumprod(0).sum())
 
     def looks_ahead(self) -> bool:
-        """Whether a row sees a key after it in the text. Asks the device."""
+        """Whether a row sees a key after it in the text; one that is padding may, in any model. Asks the device."""
         position = torch.arange(self.key_order.shape[1] - self.mem_len, device=self.limit.device)  # (T,)
         after = position > self.row_position[:, :, None]  # (B, R, T)
         return bool((self.dense(self.mem_len) & after).any())
@@ -159,7 +159,6 @@ class View:
         seq_len: int,
         num_content: int,
         in_order: bool,
-        one_sided: bool,
         dtype: torch.dtype,
         segments: tuple[Tensor, Tensor] | None = None,
         backward: Tensor | None = None,
@@ -171,7 +170,6 @@ class View:
             visibility: the rule.
             seq_len, num_content, scratch, backward: see the class.
             in_order: whether row r stands at position r modulo T.
-            one_sided: whether the model's rows never see a key after them; if not, these still may not.
             dtype: of the mask.
             segments: ids of the rows (B, R) and of the keys (B, K).
         """
@@ -195,7 +193,7 @@ class View:
             num_content=num_content,
             starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
             seq_len=seq_len,
-            whole_passes=in_order and (one_sided or (known and not visibility.looks_ahead())),
+            whole_passes=in_order and known and not visibility.looks_ahead(),
             other_segment=other,
             backward=backward,
             scratch=scratch,
