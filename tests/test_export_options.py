@@ -63,6 +63,10 @@ def test_a_card_gives_no_figure_as_that_of_other_weights(causal: Path, cli: Call
     run = shutil.copytree(causal, tmp_path / "run")
     written = (run / "metrics.jsonl").read_text().replace('"step": 6, "validation', '"step": 5, "validation')
     (run / "metrics.jsonl").write_text(written)
+    state = run / "checkpoints/step-6/state.json"
+    progress = json.loads(state.read_text())
+    state.write_text(json.dumps(progress | {"validated": {**progress["validated"], "step": 5}}))
+    mark_anew(state.parent)
     earlier = card_of(cli, run, tmp_path / "earlier", "--dtype", "fp16")
     assert earlier["validation at step 5"] == alone["validation at step 6"]
     rounding = "that of the weights before they were rounded to fp16"
@@ -91,6 +95,44 @@ def test_a_card_says_how_much_of_the_text_the_vocabulary_lacks(cli: Callable[...
     )
     assert f"perplexity {found['ppl']:.2f} (" in card["validation at step 2"]
     shutil.rmtree(tmp_path / "cache")
+    assert card_of(cli, run, tmp_path / "gone")["unknown tokens"] == (
+        "not known, since the token store of the validation text was not found"
+    )
+
+
+def test_a_card_takes_no_other_text_for_the_validation_text(cli: Callable[..., Any], train: Train, tmp_path: Path):
+    """A store of the same training text may hold another one; what an earlier version saved does not say which."""
+    names = {"train": "abcdefgh", "valid": "abcdstuv", "other": "stuvwxyz"}
+    texts = {
+        name: str(corpora.write_lines(tmp_path / f"{name}.txt", [" ".join(text), ""] * 60))
+        for name, text in names.items()
+    }
+    cache = tmp_path / "cache"
+    sections: dict[str, Any] = {
+        "corpus": {"train": [texts["train"]], "validation": [texts["valid"]], "cache_dir": str(cache)},
+        "tokenizer": {"kind": "word", "vocab_size": 8},
+    }
+    run = train(**sections, objective={"name": "causal"})
+    own = next(cache.glob("store-*"))
+    sections["corpus"] = {**sections["corpus"], "validation": [texts["other"]]}
+    config = corpora.config_file(tmp_path, Path(texts["train"]), **sections)
+    assert cli("prepare", config).status == 0
+    assert len(list(cache.glob("store-*"))) == 2
+    found = json.loads(cli("eval-ppl", run, "--json").out)
+    both = card_of(cli, run, tmp_path / "both")["unknown tokens"]
+    assert both.startswith(f"{found['unknown']:,} of {found['tokens']:,} validation tokens")
+    state = run / "checkpoints/step-2/state.json"
+    written = json.loads(state.read_text())
+    old = {key: value for key, value in written.items() if key != "validated"}
+    for content in (old, written | {"validated": {**written["validated"], "step": 1}}):
+        state.write_text(json.dumps(content))
+        mark_anew(state.parent)
+        assert card_of(cli, run, tmp_path / f"out-{len(content)}")["unknown tokens"] == (
+            "not known, since the checkpoint does not say which token store was validated on"
+        )
+    state.write_text(json.dumps(written))
+    mark_anew(state.parent)
+    shutil.rmtree(own)
     assert card_of(cli, run, tmp_path / "gone")["unknown tokens"] == (
         "not known, since the token store of the validation text was not found"
     )

@@ -167,7 +167,7 @@ def _evaluated(checkpoints: Sequence[Checkpoint], *, dtype: str) -> list[tuple[s
     config = checkpoint.config()
     perplexity = "beyond counting" if found["validation_ppl"] is None else f"{found['validation_ppl']:.2f}"
     loss = f"{found['validation_loss']:.4f} nats per target, perplexity {perplexity}{TARGETS[config.objective.name]}"
-    amount, unknown = _validation_text(checkpoint, config)
+    amount, unknown = _validation_text(checkpoint, config, step=found["step"])
     rows = [
         (
             f"validation at step {found['step']:,}",
@@ -189,22 +189,26 @@ def _evaluated(checkpoints: Sequence[Checkpoint], *, dtype: str) -> list[tuple[s
     return rows
 
 
-def _validation_text(checkpoint: Checkpoint, config: Config) -> tuple[str, str]:
-    """How much of the validation text was read, and how much of it the vocabulary lacks, as the token store has it."""
-    limit = config.evaluation.max_tokens
+def _validation_text(checkpoint: Checkpoint, config: Config, *, step: int) -> tuple[str, str]:
+    """How much of the validation text was read at a step, and how much of it the vocabulary lacks.
+
+    As the token store has it that was read then; another one of the same training text may hold another text.
+    """
+    progress = checkpoint.progress()
+    known = progress.validated if progress.validated.get("step") == step else {}
+    limit = known.get("max_tokens", config.evaluation.max_tokens)
     amount = f" on the documents within the first {limit:,} tokens" if limit else ""
-    stores = [store for store in stores_of(config, checkpoint.progress().fingerprint) if store.has("validation")]
-    kinds = {json.dumps(store.manifest["splits"]["validation"], sort_keys=True) for store in stores}
+    if not known:
+        return amount, "not known, since the checkpoint does not say which token store was validated on"
     try:
-        if len(kinds) != 1:  # the cache is elsewhere, or holds several validation texts with the same training text
-            raise LookupError
-        unk, counts = stores[0].manifest["tokenizer"]["unk"], stores[0].manifest["splits"]["validation"]
+        store = next(store for store in stores_of(config, progress.fingerprint) if store.fingerprint == known["store"])
+        unk, counts = store.manifest["tokenizer"]["unk"], store.manifest["splits"]["validation"]
         unknown, total = counts["unknown"], counts["tokens"]
         if limit:
-            read = stores[0].split("validation").first(limit)
+            read = store.split("validation").first(limit)
             unknown, total = int((read.tokens == unk).sum()) if unk >= 0 else 0, read.num_tokens
             amount = f" on the first {total:,} tokens"
-    except (LookupError, UsageError):
+    except (StopIteration, LookupError, UsageError):
         return amount, "not known, since the token store of the validation text was not found"
     text = f"{unknown:,} of {total:,} validation tokens ({unknown / max(1, total):.1%})"
     if unknown > MANY_UNKNOWN * total:

@@ -56,6 +56,8 @@ class Progress:
     stuck: validations in a row that found the loss at the unigram entropy.
     best_loss, best_step: the lowest validation loss, and where it was found.
     validation_owed: whether the validation of this step was interrupted, and is to be done again.
+    validated: of the last validation: its ``step``, the fingerprint of its token ``store``, and evaluation's
+        ``max_tokens``; empty before it, and where an earlier version wrote this.
     fingerprint: of the training text and the tokenizer.
     """
 
@@ -75,6 +77,7 @@ class Progress:
     best_loss: float | None = None
     best_step: int = 0
     validation_owed: bool = False
+    validated: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
 
     @classmethod

@@ -289,8 +289,9 @@ def _validate(run: Run, reporter: Reporter, should_stop: Callable[[], bool]) -> 
     finally:
         put_away(run.model)
     result = _together(mine, run)
-    run.progress = replace(run.progress, validation_owed=False)
     step, loss = run.progress.step, result.loss
+    validated = {"step": step, "store": run.store.fingerprint, "max_tokens": config.evaluation.max_tokens}
+    run.progress = replace(run.progress, validation_owed=False, validated=validated)
     reporter.validated(step=step, loss=loss, unigram_loss=result.unigram_loss)
     _look_for_plateau(run, result, training_entropy=unigram_entropy(unigram))
     improved = math.isfinite(loss) and (run.progress.best_loss is None or loss < run.progress.best_loss)
