@@ -110,22 +110,28 @@ def metaspace(scheme: str = "always", **options: Any) -> Any:
 
 
 SPACES = normalizers.Replace(Regex(" {2,}"), " ")
+ENDS = normalizers.Replace(Regex(r"\A +| +\z"), "")
+WORDS = pre_tokenizers.WhitespaceSplit()
 QUOTES = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
 
 
 @pytest.mark.parametrize(
     ("steps", "cuts"),
     [
-        ([SPACES], [metaspace()]),
-        ([normalizers.Strip(), SPACES], [metaspace("first")]),
-        ([], [pre_tokenizers.WhitespaceSplit(), metaspace()]),
+        ([SPACES], [WORDS, metaspace()]),
+        ([SPACES, ENDS], [metaspace()]),
+        ([normalizers.Strip(), SPACES], [metaspace()]),
+        ([SPACES, normalizers.Strip()], [metaspace("never")]),
+        ([], [metaspace("never")]),
+        ([normalizers.Prepend(" ")], [metaspace("first")]),
+        ([], [WORDS, metaspace()]),
         (
-            [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.Lowercase(), SPACES],
+            [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.Lowercase(), ENDS, SPACES],
             [metaspace()],
         ),
-        ([normalizers.NFKD(), normalizers.StripAccents(), SPACES], [pre_tokenizers.WhitespaceSplit(), metaspace()]),
+        ([normalizers.NFKD(), normalizers.StripAccents(), SPACES], [WORDS, metaspace()]),
         (
-            [normalizers.Replace(Regex(r"\A +| +\z"), ""), SPACES, normalizers.Replace(" ", "▁")],
+            [ENDS, SPACES, normalizers.Replace(" ", "▁")],
             [metaspace("always", split=False)],
         ),
         ([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(r"\A▁"), "▁▁")], [metaspace(split=False)]),
@@ -136,7 +142,8 @@ def test_steps_of_other_programs_that_have_an_equal_are_kept(steps: list[Any], c
     content = theirs(steps, cuts)
     found = from_tokenizer_json(content, PLACE)
     other = tokenizers.Tokenizer.from_str(json.dumps(content))
-    plain = ["one two", "bada  bado", "Bada ``dodo'' B\u00e1", "bada bado "[:-1], "never: 龘 seen"]
+    plain = ["one two", "bada  bado", "Bada ``dodo'' B\u00e1", "never: 龘 seen", "", " "]
+    plain += ["good night", "trail ", " lead", "  two  "]
     assert found.encode(plain) == [other.encode(line).ids for line in plain]
 
 
@@ -160,6 +167,15 @@ def test_steps_of_other_programs_that_have_an_equal_are_kept(steps: list[Any], c
         ([SPACES], [metaspace(replacement="_")], '"Metaspace"'),
         ([SPACES], [], "does not mark spaces, as sentencepiece would; put spiece.model beside it"),
         ([], [metaspace()], "keeps spaces, but puts none before one, as sentencepiece would"),
+        ([], [WORDS, metaspace("first")], r"WhitespaceSplit cuts and Metaspace \(first\) does not mark one by one"),
+        ([ENDS, SPACES], [WORDS, metaspace("never")], r"Metaspace \(never\) does not mark one by one"),
+        ([normalizers.Replace(" ", "▁")], [WORDS, metaspace()], "does not mark one by one"),
+        ([normalizers.Strip(), SPACES], [metaspace("first")], r"Metaspace \(first\), which puts no space before"),
+        ([SPACES, ENDS], [metaspace("first")], r"Metaspace \(first\), which puts no space before"),
+        ([SPACES], [metaspace()], "some spaces vanish, but not those at the ends, with no Strip, as sentencepiece"),
+        ([SPACES], [metaspace("never")], "not those at the ends, with no Strip"),
+        ([SPACES, normalizers.Replace(" ", "▁")], [], "not those at the ends, with no Strip"),
+        ([ENDS], [metaspace("never")], r"not those within, with no replacement of ' \{2,\}'"),
     ],
 )
 def test_steps_without_an_equal_are_named(steps: list[Any], cuts: list[Any], said: str):
@@ -211,8 +227,8 @@ def test_what_transformers_own_tokenizer_wrote_cuts_text_alike(
 
 
 def test_the_way_in_which_transformers_4_wrote_spaces_is_known():
-    content = theirs([*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), SPACES], [metaspace()])
+    content = theirs([*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), SPACES], [WORDS, metaspace()])
     expected = from_tokenizer_json(content, PLACE)
     old = {"type": "Metaspace", "replacement": "▁", "str_rep": "▁", "add_prefix_space": True}
-    for cuts in (old, {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, old]}):
-        assert from_tokenizer_json(content | {"pre_tokenizer": cuts}, PLACE).files() == expected.files()
+    cuts = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, old]}
+    assert from_tokenizer_json(content | {"pre_tokenizer": cuts}, PLACE).files() == expected.files()

@@ -31,7 +31,8 @@ class Normaliser:
     symbols: pieces that the rest leaves as they are.
     charsmap: the compiled replacements of sentencepiece; empty: none.
     rule: sentencepiece's name for these, as far as it matters: those that compose characters are exported otherwise.
-    collapses: whether several spaces become one, and those at the ends vanish.
+    joins: whether several spaces become one.
+    strips: whether spaces at the ends vanish.
     marks: whether spaces become marks here already.
     adds: whether a space is put in front of any text, one that begins with a space too.
     """
@@ -40,7 +41,8 @@ class Normaliser:
     symbols: frozenset[str]
     charsmap: bytes
     rule: str
-    collapses: bool
+    joins: bool
+    strips: bool
     marks: bool
     adds: bool
 
@@ -129,10 +131,10 @@ def read_normaliser(content: Any, path: Path) -> Normaliser:
         steps.left.insert(0, {"type": "NFC"})  # by itself it has no equal
     while steps.take(_shows_symbol):
         pass
-    collapses = False
+    joins = strips = False
     ends = (_replace_all(r"\A +| +\z", ""), {"type": "Strip", "strip_left": True, "strip_right": True})
     while (one := steps.take(_replace_all(" {2,}", " "))) or any(steps.take(end) for end in ends):
-        collapses = collapses or one
+        joins, strips = joins or one, strips or not one
     marks = steps.take(_replace(" ", SPACE))
     adds = steps.take({"type": "Prepend", "prepend": " "}) or steps.take(_replace_all(rf"\A{SPACE}", SPACE * 2))
     steps.require_empty(path, what="normaliser")
@@ -141,7 +143,8 @@ def read_normaliser(content: Any, path: Path) -> Normaliser:
         symbols=frozenset(symbols),
         charsmap=base64.b64decode(table.get("precompiled_charsmap") or ""),
         rule=COMPOSING_RULE if composes else "user_defined",
-        collapses=collapses,
+        joins=joins,
+        strips=strips,
         marks=marks,
         adds=adds,
     )
@@ -166,7 +169,7 @@ def read_spaces(content: Any, normaliser: Normaliser, path: Path, *, cuts: Seque
         UsageError: naming the first step that has no equal here.
     """
     steps = _Steps(content, inner="pretokenizers")
-    collapses = steps.take({"type": "WhitespaceSplit"}) or normaliser.collapses
+    splits = steps.take({"type": "WhitespaceSplit"})
     metaspace = steps.take_kind("Metaspace") or {"prepend_scheme": "never", "replacement": SPACE}
     scheme = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
     if metaspace.get("replacement", SPACE) != SPACE:
@@ -174,9 +177,33 @@ def read_spaces(content: Any, normaliser: Normaliser, path: Path, *, cuts: Seque
     while any(steps.take(cut) for cut in cuts):
         pass
     steps.require_empty(path, what="pre-tokenizer")
-    # Metaspace puts none before a space, which sentencepiece would; where these are collapsed, there is none.
-    doubtful = scheme != "never" and not collapses and not normaliser.adds
-    if doubtful or not ("type" in metaspace or normaliser.marks):
-        what = "keeps spaces, but puts none before one" if doubtful else "does not mark spaces"
-        raise UsageError(f"{path}: its vocabulary of pieces {what}, as sentencepiece would; put spiece.model beside it")
+    if unlike := _unlike(normaliser, scheme, splits=splits, metaspace="type" in metaspace):
+        raise UsageError(
+            f"{path}: its vocabulary of pieces {unlike}, as sentencepiece would; put spiece.model beside it"
+        )
+    collapses = splits or normaliser.joins
     return Spaces(collapses=collapses, adds_in_front=scheme != "never" or normaliser.adds)
+
+
+def _unlike(normaliser: Normaliser, scheme: str, *, splits: bool, metaspace: bool) -> str:
+    """What is done with spaces that sentencepiece has no equal of; empty: nothing.
+
+    It makes one space of several, and none at the ends, or leaves all; one is put before all text, or none.
+
+    Args:
+        scheme: before which parts of a text Metaspace puts a space.
+        splits: whether WhitespaceSplit cut it into words before.
+        metaspace: whether there is a Metaspace.
+    """
+    if not (metaspace or normaliser.marks):
+        return "does not mark spaces"
+    if splits and (scheme != "always" or normaliser.marks):
+        return f"is for words that WhitespaceSplit cuts and Metaspace ({scheme}) does not mark one by one"
+    if not splits and normaliser.joins != normaliser.strips:
+        kept = "at the ends, with no Strip" if normaliser.joins else "within, with no replacement of ' {2,}'"
+        return f"is for text of which some spaces vanish, but not those {kept}"
+    if scheme == "first" and normaliser.strips:
+        return "is for Metaspace (first), which puts no space before text of which spaces in front were stripped"
+    if scheme != "never" and not (splits or normaliser.joins or normaliser.adds):
+        return "keeps spaces, but puts none before one"  # where they are joined and stripped, text begins with none
+    return ""
