@@ -1,5 +1,6 @@
 """What is computed head by head, without gradients, equals what is computed with them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,14 @@ from xltrain.model.memory import Memory
 from xltrain.model.scratch import Scratch
 from xltrain.model.transformer import LanguageModel
 from xltrain.model.visibility import HIDDEN, View, Visibility
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -193,6 +202,9 @@ def test_only_plain_rows_in_full_precision_go_by_head(monkeypatch: pytest.Monkey
         assert not goes_by_head(query, value, a_view())
     with torch.enable_grad():
         assert not goes_by_head(query, value, a_view())
+    torch.set_num_threads(2)
+    assert not goes_by_head(query, value, a_view())
+    torch.set_num_threads(1)
     monkeypatch.setattr(by_head, "WORTHWHILE", 4 * 7)
     assert not goes_by_head(query, value, a_view())
 

@@ -1,4 +1,6 @@
-"""Attention without gradients on a CPU: one head of one row of text at a time, so that its scores stay in the caches.
+"""Attention without gradients on one core: a head of one row of text at a time, so that its scores stay in the caches.
+
+Several threads share all heads at once among them better than they share one.
 
 Shapes: B rows, T segment length, M memory length, K = M + T keys, N heads, H head size, J distances.
 """
@@ -12,7 +14,7 @@ from xltrain.model.relative import blocks
 from xltrain.model.visibility import View
 
 WORTHWHILE = 2**15
-"""With fewer scores of a head for each thread, to call it apart costs more than it saves."""
+"""With fewer scores in a head, to call it apart costs more than it saves."""
 
 
 def goes_by_head(query: Tensor, value: Tensor, view: View) -> bool:
@@ -29,7 +31,7 @@ def goes_by_head(query: Tensor, value: Tensor, view: View) -> bool:
     plain = view.whole_passes and view.other_segment is None and view.backward is None
     exact = query.dtype == value.dtype == torch.promote_types(value.dtype, torch.float32)
     scores = view.seq_len * value.shape[2]  # T * K
-    return plain and exact and scores > WORTHWHILE * torch.get_num_threads()
+    return plain and exact and scores > WORTHWHILE and torch.get_num_threads() == 1
 
 
 def attend_by_head(
