@@ -196,7 +196,7 @@ def test_distances_of_every_row_are_those_looked_up_one_by_one(
     from xltrain.model import relative
     from xltrain.model.positions import distances
     from xltrain.model.relative import relative_bias
-    from xltrain.model.visibility import View
+    from xltrain.model.visibility import View, Visibility
 
     monkeypatch.setattr(relative, "ROWS_OF_BLOCK", rows_of_block)
     draw = torch.Generator().manual_seed(1)
@@ -216,7 +216,8 @@ def test_distances_of_every_row_are_those_looked_up_one_by_one(
         hidden |= (torch.arange(keys) > mem_len + position[..., None])[:, None]
     mask = torch.zeros(hidden.shape).double().masked_fill(hidden, float("-inf"))
     starts = seq_len - 1 - position[:, num_content:]  # (B, R - C)
-    view = View(0, mask, None, num_content, starts, seq_len, whole_passes=False)
+    rule = Visibility(limit=position, key_order=torch.zeros(B, keys), row_position=position)  # the mask stands for it
+    view = View(0, mask, None, num_content, starts, seq_len, in_order=False, rule=rule)
 
     one_by_one = torch.full((B, heads, num_content + slots, keys), float("-inf")).double()
     for b, row, key in (~hidden[:, 0]).nonzero().tolist():

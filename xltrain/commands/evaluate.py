@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 
 from xltrain import console
-from xltrain.commands.options import AsJson, ClampLen, Overrides, Source, SplitName, TextFiles, show, split_name, table
+from xltrain.commands.options import (
+    AsJson,
+    ClampLen,
+    MemLen,
+    Overrides,
+    Source,
+    SplitName,
+    TextFiles,
+    show,
+    split_name,
+    table,
+)
 
 
 def eval_ppl(
@@ -23,9 +34,7 @@ def eval_ppl(
     seq_len: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Tokens per segment; the run's by default.")
     ] = None,
-    mem_len: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Remembered positions; the run's by default.")
-    ] = None,
+    mem_len: MemLen = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Rows at once, at most; does not change the result.")
     ] = None,

@@ -8,7 +8,7 @@ import typer
 
 from xltrain import console
 from xltrain.commands.misuse import require_order
-from xltrain.commands.options import AsJson, Source
+from xltrain.commands.options import AsJson, MemLen, Source
 from xltrain.errors import UsageError
 
 StartMark = Annotated[
@@ -33,9 +33,7 @@ def score(
     per_token: Annotated[bool, typer.Option("--per-token", help="Also every piece and its log-probability.")] = False,
     start: StartMark = None,
     end: Annotated[bool, typer.Option("--end", help="Also score that the text ends.")] = False,
-    mem_len: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Remembered positions; the run's by default.")
-    ] = None,
+    mem_len: MemLen = None,
     batch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Texts at once; does not change the result.")
     ] = None,

@@ -23,6 +23,7 @@ SplitName = Annotated[
         metavar="validation|test", help="Which text of the (first) run's configuration; validation by default."
     ),
 ]
+MemLen = Annotated[int | None, typer.Option(min=0, metavar="N", help="Remembered positions; the run's by default.")]
 ClampLen = Annotated[
     int | None,
     typer.Option(min=0, metavar="N", help="Distances beyond N count as N; 0: off. By default as in training."),

@@ -33,7 +33,8 @@ class RunConfig(Section):
     output_dir: str | None = None
     """Folder of the run's files; `runs/NAME` when not given."""
     seed: Length = Field(1234, le=2**32 - 1)
-    """Seed of everything that is drawn at random: initialisation, dropout, targets, orders, document shuffling."""
+    """Seed of everything that is drawn at random in training: initialisation, dropout, targets, orders, document
+    shuffling. Validation and `eval-ppl` ask the same of every run, whatever its seed."""
     init_from: str | None = None
     """A run, a checkpoint or the result of `import-checkpoint` whose weights to start from, at step 0. The model
     section and the tokenizer come from there, and keys of them that are given must agree with it; the objective's name

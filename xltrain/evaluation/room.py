@@ -3,8 +3,6 @@
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from xltrain import console
 from xltrain.model.cache import Cache
 from xltrain.model.transformer import LanguageModel
@@ -36,12 +34,10 @@ def empty_cache(model: LanguageModel, *, rows: int, mem_len: int) -> Cache:
     Raises:
         MemoryError: if the machine has no room for it. Linux promises memory that is not there, and kills who uses it.
     """
-    weight = next(model.parameters())
-    if weight.device.type == "cpu":
-        kind = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
-        kept = 2 * 2 * model.num_layers * rows * mem_len  # keys and values, and twice the room to write new ones in
-        distances = model.num_layers * mem_len
-        needed = (kept + distances) * model.num_heads * model.head_dim * kind.itemsize
+    one = model.empty_cache(rows=1, mem_len=1).buffer.keys_values  # (L, 2, 1, N, 1, H)
+    if one.device.type == "cpu":
+        # Twice, so that there is room to write new ones in; and a key for every distance, which all rows share.
+        needed = (2 * rows * one.nbytes + one.nbytes // 2) * mem_len
         free = _available()
         if free is not None and needed > free:
             raise MemoryError(

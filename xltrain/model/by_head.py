@@ -28,10 +28,10 @@ def goes_by_head(query: Tensor, value: Tensor, view: View) -> bool:
     kind = query.device.type
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or kind != "cpu" or torch.is_autocast_enabled(kind):
         return False
-    plain = view.whole_passes and view.other_segment is None and view.backward is None
+    plain = view.other_segment is None and view.backward is None
     exact = query.dtype == value.dtype == torch.promote_types(value.dtype, torch.float32)
-    scores = view.seq_len * value.shape[2]  # T * K
-    return plain and exact and scores > WORTHWHILE and torch.get_num_threads() == 1
+    worth = view.seq_len * value.shape[2] > WORTHWHILE and torch.get_num_threads() == 1  # T * K
+    return plain and exact and worth and view.whole_passes
 
 
 def attend_by_head(

@@ -134,7 +134,8 @@ class View:
     num_content: rows 0..num_content-1 stand at positions 0.. of the segment; T or 0.
     starts: (B, R - num_content) first distance column of each further row: T - 1 - its position.
     seq_len: T.
-    whole_passes: whether row r stands at position r modulo T, and no row sees a key after it.
+    in_order: whether row r stands at position r modulo T.
+    rule: what this is a view of.
     other_segment: (B, 1, R, K) 1 where row and key are of different segments, or None.
     backward: (B,) 1 for rows of reversed text, whose distances have the other sign, 0 for the rest; or None.
     scratch: room for what a layer needs while it computes.
@@ -146,7 +147,8 @@ class View:
     num_content: int
     starts: Tensor
     seq_len: int
-    whole_passes: bool
+    in_order: bool
+    rule: Visibility
     other_segment: Tensor | None = None
     backward: Tensor | None = None
     scratch: Scratch = field(default_factory=Scratch)
@@ -168,8 +170,7 @@ class View:
 
         Args:
             visibility: the rule.
-            seq_len, num_content, scratch, backward: see the class.
-            in_order: whether row r stands at position r modulo T.
+            seq_len, num_content, in_order, scratch, backward: see the class.
             dtype: of the mask.
             segments: ids of the rows (B, R) and of the keys (B, K).
         """
@@ -193,11 +194,17 @@ class View:
             num_content=num_content,
             starts=seq_len - 1 - visibility.row_position[:, num_content:],  # (B, R - C)
             seq_len=seq_len,
-            whole_passes=in_order and known and not visibility.looks_ahead(),
+            in_order=in_order,
+            rule=visibility,
             other_segment=other,
             backward=backward,
             scratch=scratch,
         )
+
+    @cached_property
+    def whole_passes(self) -> bool:
+        """Whether the rows are all positions in order, and none sees a key after it. May ask the device."""
+        return self.in_order and not self.rule.looks_ahead()
 
     @property
     def mask(self) -> Tensor:
